@@ -1,0 +1,63 @@
+// What memory safety asks of the arguments of a registered op, so that even a direct call with wrong tensors raises.
+// The full contract, with the family's own exception, is checked in Python before the op is called.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "common/tensor.h"
+
+namespace rudnn {
+
+[[noreturn]] inline void fail_check(const char* op, const char* argument, const std::string& problem) {
+  throw std::runtime_error(std::string(op) + ": " + argument + " " + problem);
+}
+
+inline std::string describe_shape(const std::vector<int64_t>& shape) {
+  std::ostringstream text;
+  text << '(';
+  for (size_t axis = 0; axis < shape.size(); ++axis) text << (axis ? ", " : "") << shape[axis];
+  text << (shape.size() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+inline bool is_float(ScalarType type) {
+  return type == ScalarType::Float || type == ScalarType::Half || type == ScalarType::BFloat16;
+}
+
+inline void check_float(const char* op, const char* argument, const Tensor& tensor) {
+  if (!is_float(tensor.scalar_type())) {
+    fail_check(op, argument,
+               std::string("must be float32, float16 or bfloat16, got ") + dtype_name(tensor.scalar_type()));
+  }
+}
+
+inline void check_dtype(const char* op, const char* argument, const Tensor& tensor, ScalarType expected) {
+  if (tensor.scalar_type() != expected) {
+    fail_check(op, argument,
+               std::string("must be ") + dtype_name(expected) + ", got " + dtype_name(tensor.scalar_type()));
+  }
+}
+
+inline void check_shape(const char* op, const char* argument, const Tensor& tensor,
+                        const std::vector<int64_t>& expected) {
+  const std::vector<int64_t> shape = shape_of(tensor);
+  if (shape != expected) {
+    fail_check(op, argument, "must have shape " + describe_shape(expected) + ", got " + describe_shape(shape));
+  }
+}
+
+// `reference` is the argument whose device the others share.
+inline void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference) {
+  if (tensor.device() != reference.device()) fail_check(op, argument, "must be on the device of the other arguments");
+}
+
+// A tensor that goes with `reference` element by element: same shape, dtype and device.
+inline void check_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference) {
+  check_dtype(op, argument, tensor, reference.scalar_type());
+  check_shape(op, argument, tensor, shape_of(reference));
+  check_same_device(op, argument, tensor, reference);
+}
+
+}  // namespace rudnn

@@ -1,0 +1,99 @@
+// What every width of vector has in common. Included by vec_generic.h, vec_avx2.h and vec_avx512.h inside their
+// namespace rudnn::RUDNN_ISA, after they have defined
+//
+//   Vec                      kWidth float32 lanes, with + - * and unary -
+//   Full, Partial{count}     which lanes take part: all, or the first 0 < count < kWidth
+//   load(pointer, lanes)     widens to float32; lanes that do not take part are 0 and their memory is not touched
+//   store(pointer, v, lanes) rounds to nearest even; lanes that do not take part are not written
+//   keep(v, lanes, fill)     replaces the lanes that do not take part
+//   broadcast, fma(a, b, c) = a * b + c, abs, divide
+//   max(a, b)                b where either is NaN
+//   reduce_add, reduce_max
+//   round_to_integer, times_power_of_two(v, n) = v * 2^n for whole n, exact or rounded once
+//
+// Everything lives in the ISA's namespace and nothing from the standard library is instantiated here: the linker may
+// keep any one copy of an inline function, and one compiled for AVX-512 must not be the one that every CPU runs.
+
+template <class T>
+inline Vec load(const T* pointer) {
+  return load(pointer, Full{});
+}
+
+template <class T>
+inline void prefetch(const T* pointer) {
+  __builtin_prefetch(pointer);
+}
+
+// Calls body(offset, lanes, slot) over [begin, end) in vectors. Four vectors in a row have slots 0 to 3, so that four
+// independent accumulators hide the latency of an addition.
+template <class Body>
+inline void for_each_vector(int64_t begin, int64_t end, Body&& body) {
+  int64_t offset = begin;
+  for (; offset + 4 * kWidth <= end; offset += 4 * kWidth) {
+    body(offset, Full{}, 0);
+    body(offset + kWidth, Full{}, 1);
+    body(offset + 2 * kWidth, Full{}, 2);
+    body(offset + 3 * kWidth, Full{}, 3);
+  }
+  for (; offset + kWidth <= end; offset += kWidth) body(offset, Full{}, 0);
+  if (offset < end) body(offset, Partial{static_cast<int>(end - offset)}, 0);
+}
+
+template <int kCount>
+struct Sums {
+  double value[kCount];
+};
+
+// kCount sums over [0, length) in one pass: add(offset, lanes, accumulators) adds a vector to each of its kCount
+// accumulators. float32 inside blocks of a fixed size and float64 across them, so that the error does not grow with the
+// length of the row.
+template <int kCount, class Add>
+inline Sums<kCount> sum_vectors(int64_t length, Add&& add) {
+  constexpr int64_t kBlock = 8192;
+  Sums<kCount> sums{};
+  for (int64_t begin = 0; begin < length; begin += kBlock) {
+    const int64_t end = begin + kBlock < length ? begin + kBlock : length;
+    Vec accumulators[4][kCount];
+    for (auto& slot : accumulators) {
+      for (auto& accumulator : slot) accumulator = broadcast(0.0f);
+    }
+    for_each_vector(begin, end, [&](int64_t offset, auto lanes, int slot) { add(offset, lanes, accumulators[slot]); });
+    for (int k = 0; k < kCount; ++k) {
+      sums.value[k] +=
+          reduce_add((accumulators[0][k] + accumulators[1][k]) + (accumulators[2][k] + accumulators[3][k]));
+    }
+  }
+  return sums;
+}
+
+// The largest value of a row in float32, NaN left out; -inf for a row of nothing else.
+template <class T, class Map>
+inline float max_of(const T* row, int64_t length, Map&& map) {
+  const Vec lowest = broadcast(-__builtin_inff());
+  Vec largest[4] = {lowest, lowest, lowest, lowest};
+  for_each_vector(0, length, [&](int64_t offset, auto lanes, int slot) {
+    largest[slot] = max(keep(map(load(row + offset, lanes)), lanes, lowest), largest[slot]);
+  });
+  return reduce_max(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
+}
+
+// e^x with a relative error of 1.2e-7: x = n ln 2 + r with |r| <= ln(2) / 2, and the Taylor series of e^r to r^7. 0
+// below -104, inf above 89, NaN for NaN; denormal results are rounded correctly.
+inline Vec exp(Vec x) {
+  const Vec bounded = -max(broadcast(-89.0f), -max(broadcast(-104.0f), x));
+  const Vec n = round_to_integer(bounded * broadcast(1.44269504f));
+  // ln 2 in two parts, the first with so few bits that n times it is exact.
+  Vec r = fma(n, broadcast(-0.693145752f), bounded);
+  r = fma(n, broadcast(-1.42860677e-6f), r);
+  Vec series = broadcast(1.0f / 5040);
+  series = fma(series, r, broadcast(1.0f / 720));
+  series = fma(series, r, broadcast(1.0f / 120));
+  series = fma(series, r, broadcast(1.0f / 24));
+  series = fma(series, r, broadcast(1.0f / 6));
+  series = fma(series, r, broadcast(0.5f));
+  series = fma(series, r, broadcast(1.0f));
+  series = fma(series, r, broadcast(1.0f));
+  return times_power_of_two(series, n);
+}
+
+inline Vec sigmoid(Vec x) { return divide(broadcast(1.0f), broadcast(1.0f) + exp(-x)); }

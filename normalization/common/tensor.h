@@ -1,0 +1,83 @@
+// One name for the tensor type of the two ABIs that a build can target: PyTorch's stable ABI (CPU, CUDA) and its full
+// C++ API (Metal, where no stable command queue exists). Only this file and torch_binding.cpp know which one is in use.
+#pragma once
+
+#if defined(METAL_KERNEL)
+#include <torch/all.h>
+#else
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#endif
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/dtype.h"
+
+namespace rudnn {
+
+#if defined(METAL_KERNEL)
+
+using Tensor = at::Tensor;
+using ScalarType = c10::ScalarType;
+
+inline const char* dtype_name(ScalarType type) { return c10::toString(type); }
+
+inline Tensor as_contiguous(const Tensor& tensor) { return tensor.contiguous(); }
+
+inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, ScalarType type) {
+  return at::empty(shape, like.options().dtype(type));
+}
+
+#else
+
+using Tensor = torch::stable::Tensor;
+using ScalarType = torch::headeronly::ScalarType;
+
+inline const char* dtype_name(ScalarType type) { return torch::headeronly::toString(type); }
+
+inline Tensor as_contiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+// A contiguous, uninitialised tensor on the device of `like`.
+inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, ScalarType type) {
+  return torch::stable::new_empty(like, shape, type);
+}
+
+#endif
+
+inline std::vector<int64_t> shape_of(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return {sizes.begin(), sizes.end()};
+}
+
+// A contiguous, uninitialised tensor of the shape, dtype and device of `like`.
+inline Tensor new_empty_like(const Tensor& like) { return new_empty(like, shape_of(like), like.scalar_type()); }
+
+// The same for arguments that may be missing.
+inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional<Tensor>(as_contiguous(*tensor)) : std::nullopt;
+}
+
+inline const Tensor* pointer_to(const std::optional<Tensor>& tensor) { return tensor ? &*tensor : nullptr; }
+
+inline const void* const_data_or_null(const Tensor* tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
+
+inline void* mutable_data_or_null(const Tensor* tensor) { return tensor ? tensor->mutable_data_ptr() : nullptr; }
+
+// The dtype of a tensor that check_float has accepted.
+inline DType dtype_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    default:
+      return DType::kFloat32;
+  }
+}
+
+}  // namespace rudnn

@@ -1,0 +1,177 @@
+// rms_norm, rms_norm_gated and fused_add_rms_norm, one loop for every vector width.
+#include "cpu/rms_norm.h"
+#include "cpu/row.inl.h"
+
+namespace rudnn::RUDNN_ISA {
+namespace {
+
+template <Gate kGate>
+struct GateTag {
+  static constexpr Gate value = kGate;
+};
+
+// The activation's value and slope at z.
+struct Activation {
+  Vec value;
+  Vec slope;
+};
+
+template <Gate kGate>
+Activation activate(Vec z) {
+  const Vec probability = sigmoid(z);
+  const Vec complement = broadcast(1.0f) - probability;
+  if constexpr (kGate == Gate::kSilu) {
+    const Vec silu = z * probability;
+    return {silu, fma(silu, complement, probability)};
+  } else {
+    return {probability, probability * complement};
+  }
+}
+
+template <class T>
+double sum_of_squares(const T* row, int64_t width, float scale) {
+  const Vec factor = broadcast(scale);
+  return sum_vectors<1>(width,
+                        [&](int64_t offset, auto lanes, Vec* total) {
+                          const Vec x = load(row + offset, lanes) * factor;
+                          total[0] = fma(x, x, total[0]);
+                        })
+      .value[0];
+}
+
+template <Gate kGate, class T, class Gamma>
+[[gnu::flatten]] void forward(const RmsNormArgs& args, int64_t begin, int64_t end) {
+  const int64_t width = args.width;
+  const auto* gamma = static_cast<const Gamma*>(args.gamma);
+  const Vec gamma_offset = broadcast(args.gamma_offset);
+  for (int64_t row = begin; row < end; ++row) {
+    const T* input = static_cast<const T*>(args.input) + row * width;
+    const T* next_input = row + 1 < end ? input + width : input;
+    const T* gate = kGate != Gate::kNone ? static_cast<const T*>(args.gate) + row * width : nullptr;
+    T* output = static_cast<T*>(args.output) + row * width;
+    const T* x = input;
+    if (args.residual != nullptr) {
+      T* sum = static_cast<T*>(args.sum) + row * width;
+      add_rows(input, static_cast<const T*>(args.residual) + row * width, sum, width);
+      x = sum;
+    }
+    float scale = 1.0f;
+    double mean_square = sum_of_squares(x, width, scale) / width + args.epsilon;
+    if (!in_range(mean_square)) {
+      scale = power_of_two_scale(x, width);
+      mean_square = sum_of_squares(x, width, scale) / width + args.epsilon * scale * scale;
+    }
+    const Vec factor = broadcast(scale);
+    const Vec root = broadcast(reciprocal_root(mean_square));
+    for_each_vector(0, width, [&](int64_t offset, auto lanes, int) {
+      prefetch(next_input + offset);
+      const Vec weight = load(gamma + offset, lanes) + gamma_offset;
+      Vec y = load(x + offset, lanes) * factor * root * weight;
+      if constexpr (kGate != Gate::kNone) {
+        y = y * activate<kGate>(load(gate + offset, lanes)).value;
+      }
+      store(output + offset, y, lanes);
+    });
+  }
+}
+
+// With n = x / sqrt(mean(x^2) + epsilon) and d = grad * weight [* activation(gate)], the gradient of x is
+// (d - n * mean(d * n)) / sqrt(mean(x^2) + epsilon).
+template <Gate kGate, class T, class Gamma>
+[[gnu::flatten]] void backward(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma) {
+  const int64_t width = args.width;
+  const auto* gamma = static_cast<const Gamma*>(args.gamma);
+  const Vec gamma_offset = broadcast(args.gamma_offset);
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(args.input) + row * width;
+    const T* grad = static_cast<const T*>(args.grad) + row * width;
+    const T* gate = kGate != Gate::kNone ? static_cast<const T*>(args.gate) + row * width : nullptr;
+    const T* grad_sum = args.grad_sum ? static_cast<const T*>(args.grad_sum) + row * width : nullptr;
+    T* grad_input = args.grad_input ? static_cast<T*>(args.grad_input) + row * width : nullptr;
+    T* grad_gate = args.grad_gate ? static_cast<T*>(args.grad_gate) + row * width : nullptr;
+    const int64_t to_next_row = row + 1 < end ? width : 0;
+
+    const auto squares_and_product = [&](float scale) {
+      const Vec factor = broadcast(scale);
+      return sum_vectors<2>(width, [&](int64_t offset, auto lanes, Vec* total) {
+        const Vec scaled = load(x + offset, lanes) * factor;
+        const Vec weight = load(gamma + offset, lanes) + gamma_offset;
+        Vec upstream = load(grad + offset, lanes) * weight;
+        if constexpr (kGate != Gate::kNone) {
+          upstream = upstream * activate<kGate>(load(gate + offset, lanes)).value;
+        }
+        total[0] = fma(scaled, scaled, total[0]);
+        total[1] = fma(upstream, scaled, total[1]);
+      });
+    };
+    float scale = 1.0f;
+    Sums<2> sums = squares_and_product(scale);
+    double mean_square = sums.value[0] / width + args.epsilon;
+    if (!in_range(mean_square)) {
+      scale = power_of_two_scale(x, width);
+      sums = squares_and_product(scale);
+      mean_square = sums.value[0] / width + args.epsilon * scale * scale;
+    }
+    const float root_value = reciprocal_root(mean_square);
+    const Vec factor = broadcast(scale);
+    const Vec root = broadcast(root_value);
+    const Vec projection = broadcast(static_cast<float>(sums.value[1] * root_value / width));
+
+    for_each_vector(0, width, [&](int64_t offset, auto lanes, int) {
+      prefetch(x + to_next_row + offset);
+      prefetch(grad + to_next_row + offset);
+      const Vec normalised = load(x + offset, lanes) * factor * root;
+      const Vec weight = load(gamma + offset, lanes) + gamma_offset;
+      Vec upstream = load(grad + offset, lanes);
+      if constexpr (kGate != Gate::kNone) {
+        const Activation activation = activate<kGate>(load(gate + offset, lanes));
+        if (grad_gate != nullptr) {
+          store(grad_gate + offset, upstream * normalised * weight * activation.slope, lanes);
+        }
+        upstream = upstream * activation.value;
+      }
+      if (grad_gamma != nullptr) {
+        store(grad_gamma + offset, fma(upstream, normalised, load(grad_gamma + offset, lanes)), lanes);
+      }
+      if (grad_input != nullptr) {
+        Vec gradient = fma(-normalised, projection, upstream * weight) * root * factor;
+        if (grad_sum != nullptr) gradient = gradient + load(grad_sum + offset, lanes);
+        store(grad_input + offset, gradient, lanes);
+      }
+    });
+  }
+}
+
+// Calls visitor with the compile-time tags of the gate, the rows' type and gamma's type.
+template <class Args, class Visitor>
+void visit_types(const Args& args, Visitor&& visitor) {
+  visit_dtype(args.dtype, [&](auto element) {
+    visit_parameter_dtype(args.gamma_dtype, element, [&](auto gamma) {
+      switch (args.gate_activation) {
+        case Gate::kNone:
+          return visitor(GateTag<Gate::kNone>{}, element, gamma);
+        case Gate::kSilu:
+          return visitor(GateTag<Gate::kSilu>{}, element, gamma);
+        case Gate::kSigmoid:
+          return visitor(GateTag<Gate::kSigmoid>{}, element, gamma);
+      }
+    });
+  });
+}
+
+}  // namespace
+
+void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
+  visit_types(args, [&](auto gate, auto element, auto gamma) {
+    forward<gate.value, typename decltype(element)::type, typename decltype(gamma)::type>(args, begin, end);
+  });
+}
+
+void rms_norm_backward_rows(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma) {
+  visit_types(args, [&](auto gate, auto element, auto gamma) {
+    backward<gate.value, typename decltype(element)::type, typename decltype(gamma)::type>(args, begin, end,
+                                                                                           grad_gamma);
+  });
+}
+
+}  // namespace rudnn::RUDNN_ISA

@@ -1,0 +1,39 @@
+// Checks that the norms share.
+#pragma once
+
+#include "common/check.h"
+
+namespace rudnn {
+
+// A float tensor with a last axis to work on. Returns that axis's length.
+inline int64_t check_rows(const char* op, const char* argument, const Tensor& tensor) {
+  check_float(op, argument, tensor);
+  const std::vector<int64_t> shape = shape_of(tensor);
+  if (shape.empty() || shape.back() < 1) {
+    fail_check(op, argument, "must have a last axis of length >= 1, got shape " + describe_shape(shape));
+  }
+  return shape.back();
+}
+
+// A parameter of one value for each element of a row, float32 or of the rows' dtype.
+inline void check_parameter(const char* op, const char* argument, const Tensor& parameter, const Tensor& input,
+                            int64_t width) {
+  if (parameter.scalar_type() != ScalarType::Float) check_dtype(op, argument, parameter, input.scalar_type());
+  check_shape(op, argument, parameter, {width});
+  check_same_device(op, argument, parameter, input);
+}
+
+// The result for a gradient that was not asked for.
+inline Tensor no_gradient(const Tensor& like, ScalarType type) { return new_empty(like, {0}, type); }
+
+inline Tensor empty_gradient_like(const Tensor& like, bool needed) {
+  return needed ? new_empty_like(like) : no_gradient(like, like.scalar_type());
+}
+
+inline Tensor empty_parameter_gradient(const Tensor& input, int64_t width, bool needed) {
+  return new_empty(input, {needed ? width : 0}, ScalarType::Float);
+}
+
+inline const Tensor* if_needed(const Tensor& gradient, bool needed) { return needed ? &gradient : nullptr; }
+
+}  // namespace rudnn

@@ -1,0 +1,105 @@
+"""Checks of public functions' arguments: what is asked for, what came, and the sentence that says so.
+
+A public function tests all its arguments in one boolean expression, and only if that fails goes through the checks here
+one by one, each of which raises the family's error or passes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import torch
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS"}
+
+
+def served_devices(op: str) -> frozenset[str]:
+    """Return the device types that the loaded build has kernels of `op` for, and "meta", which needs none.
+
+    Args:
+        op: qualified name of a registered op, `namespace::name`.
+    """
+    kernels = (
+        device for device, key in _DISPATCH_KEYS.items() if torch._C._dispatch_has_kernel_for_dispatch_key(op, key)
+    )
+    return frozenset((*kernels, "meta"))
+
+
+def describe(value: object) -> str:
+    """Say in a few words what came for an argument."""
+    if not isinstance(value, torch.Tensor):
+        return f"{type(value).__name__} {value!r:.60}"
+    if value.is_nested:
+        return "a nested tensor"
+    layout = "" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+    return f"{layout}{dtype_name(value.dtype)} {tuple(value.shape)} on {value.device}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without the module."""
+    return str(dtype).removeprefix("torch.")
+
+
+class ArgumentChecks:
+    """The checks of one call. Each raises `error` with a message that names the function and the argument."""
+
+    def __init__(self, error: type[ValueError], function: str, devices: frozenset[str]) -> None:
+        self._error = error
+        self._function = function
+        self._devices = devices
+
+    def fail(self, name: str, requirement: str, value: object) -> NoReturn:
+        """Raise for argument `name`, which must be `requirement`, and is `value`."""
+        raise self._error(f"{self._function}: {name} must {requirement}, got {describe(value)}")
+
+    def float_tensor(self, name: str, value: object) -> None:
+        """Require a dense tensor of float32, float16 or bfloat16 on a device that the build serves."""
+        requirement = "be a dense tensor of float32, float16 or bfloat16"
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
+            self.fail(name, requirement, value)
+        if value.dtype not in FLOAT_DTYPES:
+            self.fail(name, requirement, value)
+        if value.device.type not in self._devices:
+            self.fail(name, f"be on {' or '.join(sorted(self._devices - {'meta'}))}, which this build serves", value)
+
+    def dtype(self, name: str, value: torch.Tensor, *allowed: torch.dtype) -> None:
+        """Require one of the allowed dtypes."""
+        if value.dtype not in allowed:
+            self.fail(name, f"be {' or '.join(dtype_name(dtype) for dtype in dict.fromkeys(allowed))}", value)
+
+    def shape(self, name: str, value: torch.Tensor, shape: tuple[int, ...]) -> None:
+        """Require a shape."""
+        if tuple(value.shape) != tuple(shape):
+            self.fail(name, f"have shape {tuple(shape)}", value)
+
+    def device(self, name: str, value: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+        """Require the device of another argument."""
+        if value.device != other.device:
+            self.fail(name, f"be on the device of {other_name}, {other.device}", value)
+
+    def like(self, name: str, value: object, other_name: str, other: torch.Tensor) -> None:
+        """Require the shape, dtype and device of another argument."""
+        self.float_tensor(name, value)
+        assert isinstance(value, torch.Tensor)
+        self.dtype(name, value, other.dtype)
+        self.shape(name, value, tuple(other.shape))
+        self.device(name, value, other_name, other)
+
+    def positive(self, name: str, value: object) -> None:
+        """Require a finite number greater than zero."""
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not (math.isfinite(value) and value > 0):
+            self.fail(name, "be a finite number > 0", value)
+
+    def flag(self, name: str, value: object) -> None:
+        """Require True or False."""
+        if not isinstance(value, bool):
+            self.fail(name, "be True or False", value)
+
+    def choice(self, name: str, value: object, allowed: tuple[str, ...]) -> None:
+        """Require one of some strings."""
+        if not isinstance(value, str) or value not in allowed:
+            self.fail(name, f"be {' or '.join(map(repr, allowed))}", value)

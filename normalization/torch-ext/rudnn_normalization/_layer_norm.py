@@ -1,0 +1,198 @@
+"""layer_norm and fused_add_layer_norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import _rows
+from ._checks import ArgumentChecks
+from ._ops import add_op_namespace_prefix, ops
+
+_layer_norm_op = ops.layer_norm.default
+_fused_add_layer_norm_op = ops.fused_add_layer_norm.default
+_layer_norm_backward_op = ops.layer_norm_backward.default
+
+
+def layer_norm(
+    input: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None = None, epsilon: float = 1e-5
+) -> torch.Tensor:
+    """Centre each row, divide it by its standard deviation, and apply a weight and a bias.
+
+    `(input - mean) / sqrt(variance + epsilon) * gamma + beta` over the last axis with the biased variance, in float32
+    arithmetic, rounded once. Neither a large mean nor squares that overflow float32 cost accuracy.
+
+    Args:
+        input: `[..., H]`, float32, float16 or bfloat16, any strides, H >= 1.
+        gamma: `[H]`, float32 or the input's dtype, on the input's device.
+        beta: the same, or None for no bias.
+        epsilon: added to the variance; finite and > 0.
+
+    Returns:
+        A contiguous tensor of the input's shape and dtype. Differentiable once in input, gamma and beta.
+
+    Raises:
+        NormalizationError: for an argument that is not as described.
+
+    Source: Ba, Kiros and Hinton, "Layer Normalization", 2016.
+    """
+    try:
+        valid = (
+            _rows.is_rows(input)
+            and _rows.is_parameter(gamma, input)
+            and (beta is None or _rows.is_parameter(beta, input))
+            and _rows.is_epsilon(epsilon)
+        )
+    except AttributeError:
+        valid = False
+    if not valid:
+        check = _rows.checks("layer_norm")
+        _rows.check_rows(check, input)
+        _check_affine(check, input, gamma, beta, epsilon)
+    if _rows.needs_autograd(input, gamma, beta):
+        return _LayerNorm.apply(input, gamma, beta, epsilon)
+    return _layer_norm_op(input, gamma, beta, epsilon)
+
+
+def fused_add_layer_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor | None = None,
+    epsilon: float = 1e-5,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add a residual and normalise the sum as `layer_norm` does, in one pass.
+
+    Args:
+        input: `[..., H]`, float32, float16 or bfloat16, any strides, H >= 1.
+        residual: the input's shape, dtype and device, any strides.
+        gamma: `[H]`, float32 or the input's dtype, on the input's device.
+        beta: the same, or None for no bias.
+        epsilon: added to the variance; finite and > 0.
+
+    Returns:
+        `(layer_norm(sum, gamma, beta, epsilon), sum)` with `sum = input + residual`, rounded to the input's dtype
+        before it is normalised, as models do. Both are new contiguous tensors. Differentiable once in input, residual,
+        gamma and beta.
+
+    Raises:
+        NormalizationError: for an argument that is not as described.
+
+    Source: the residual stream of pre-norm Transformers, `norm(x + attention(x))`.
+    """
+    try:
+        valid = (
+            _rows.is_rows(input)
+            and _rows.is_like(residual, input)
+            and _rows.is_parameter(gamma, input)
+            and (beta is None or _rows.is_parameter(beta, input))
+            and _rows.is_epsilon(epsilon)
+        )
+    except AttributeError:
+        valid = False
+    if not valid:
+        check = _rows.checks("fused_add_layer_norm")
+        _rows.check_rows(check, input)
+        check.like("residual", residual, "input", input)
+        _check_affine(check, input, gamma, beta, epsilon)
+    if _rows.needs_autograd(input, residual, gamma, beta):
+        return _FusedAddLayerNorm.apply(input, residual, gamma, beta, epsilon)
+    return _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
+
+
+def _check_affine(check: ArgumentChecks, input: torch.Tensor, gamma: object, beta: object, epsilon: object) -> None:
+    _rows.check_parameter(check, "gamma", gamma, input)
+    if beta is not None:
+        _rows.check_parameter(check, "beta", beta, input)
+    check.positive("epsilon", epsilon)
+
+
+def _parameter_gradients(
+    ctx: Any, gamma: torch.Tensor, grad_gamma: torch.Tensor, grad_beta: torch.Tensor, need_gamma: bool, need_beta: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    return (
+        grad_gamma.to(gamma.dtype) if need_gamma else None,
+        grad_beta.to(ctx.beta_dtype) if need_beta else None,
+    )
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
+    ) -> torch.Tensor:
+        ctx.save_for_backward(input, gamma)
+        ctx.beta_dtype = None if beta is None else beta.dtype
+        ctx.epsilon = epsilon
+        return _layer_norm_op(input, gamma, beta, epsilon)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        input, gamma = ctx.saved_tensors
+        need_input, need_gamma, need_beta = ctx.needs_input_grad[:3]
+        grad_input, grad_gamma, grad_beta = _layer_norm_backward_op(
+            grad, None, input, gamma, ctx.epsilon, need_input, need_gamma, need_beta
+        )
+        parameters = _parameter_gradients(ctx, gamma, grad_gamma, grad_beta, need_gamma, need_beta)
+        return grad_input if need_input else None, *parameters, None
+
+
+class _FusedAddLayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        residual: torch.Tensor,
+        gamma: torch.Tensor,
+        beta: torch.Tensor | None,
+        epsilon: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output, sum = _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
+        ctx.save_for_backward(sum, gamma)
+        ctx.beta_dtype = None if beta is None else beta.dtype
+        ctx.epsilon = epsilon
+        return output, sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, grad_sum: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sum, gamma = ctx.saved_tensors
+        need_input, need_residual, need_gamma, need_beta = ctx.needs_input_grad[:4]
+        grad_rows, grad_gamma, grad_beta = _layer_norm_backward_op(
+            grad, grad_sum, sum, gamma, ctx.epsilon, need_input or need_residual, need_gamma, need_beta
+        )
+        parameters = _parameter_gradients(ctx, gamma, grad_gamma, grad_beta, need_gamma, need_beta)
+        return grad_rows if need_input else None, grad_rows if need_residual else None, *parameters, None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("layer_norm"))
+def _(input: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    return _rows.fake_like(input, gamma, beta)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("fused_add_layer_norm"))
+def _(
+    input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _rows.fake_like(input, residual, gamma, beta), _rows.fake_like(input)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("layer_norm_backward"))
+def _(
+    grad: torch.Tensor,
+    grad_sum: torch.Tensor | None,
+    input: torch.Tensor,
+    gamma: torch.Tensor,
+    epsilon: float,
+    need_input: bool,
+    need_gamma: bool,
+    need_beta: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        _rows.fake_gradient(input, need_input, grad, grad_sum, gamma),
+        _rows.fake_parameter_gradient(input, need_gamma),
+        _rows.fake_parameter_gradient(input, need_beta),
+    )

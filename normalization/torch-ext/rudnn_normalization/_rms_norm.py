@@ -1,0 +1,278 @@
+"""rms_norm, rms_norm_gated and fused_add_rms_norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import _rows
+from ._ops import add_op_namespace_prefix, ops
+
+_ACTIVATIONS = ("silu", "sigmoid")
+
+_rms_norm_op = ops.rms_norm.default
+_rms_norm_gated_op = ops.rms_norm_gated.default
+_fused_add_rms_norm_op = ops.fused_add_rms_norm.default
+_rms_norm_backward_op = ops.rms_norm_backward.default
+_rms_norm_gated_backward_op = ops.rms_norm_gated_backward.default
+
+
+def rms_norm(
+    input: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6, *, zero_centered: bool = False
+) -> torch.Tensor:
+    """Divide each row by its root mean square and multiply it by a weight.
+
+    `input / sqrt(mean(input ** 2) + epsilon) * gamma` over the last axis, in float32 arithmetic, rounded once. Rows
+    whose squares overflow float32 come out right too.
+
+    Args:
+        input: `[..., H]`, float32, float16 or bfloat16, any strides, H >= 1.
+        gamma: `[H]`, float32 or the input's dtype, on the input's device.
+        epsilon: added to the mean of squares; finite and > 0.
+        zero_centered: multiply by `1 + gamma` instead of `gamma`, as Gemma and Qwen3.5 do.
+
+    Returns:
+        A contiguous tensor of the input's shape and dtype. Differentiable once in input and gamma.
+
+    Raises:
+        NormalizationError: for an argument that is not as described.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+    """
+    try:
+        valid = (
+            _rows.is_rows(input)
+            and _rows.is_parameter(gamma, input)
+            and _rows.is_epsilon(epsilon)
+            and type(zero_centered) is bool
+        )
+    except AttributeError:
+        valid = False
+    if not valid:
+        check = _rows.checks("rms_norm")
+        _rows.check_rows(check, input)
+        _rows.check_parameter(check, "gamma", gamma, input)
+        check.positive("epsilon", epsilon)
+        check.flag("zero_centered", zero_centered)
+    if _rows.needs_autograd(input, gamma):
+        return _RmsNorm.apply(input, gamma, epsilon, zero_centered)
+    return _rms_norm_op(input, gamma, epsilon, zero_centered)
+
+
+def rms_norm_gated(
+    input: torch.Tensor, gate: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6, *, activation: str = "silu"
+) -> torch.Tensor:
+    """Normalise each row as `rms_norm` does and multiply it by an activation of a gate.
+
+    `rms_norm(input, gamma, epsilon) * silu(gate)`, in float32 arithmetic, rounded once.
+
+    Args:
+        input: `[..., H]`, float32, float16 or bfloat16, any strides, H >= 1.
+        gate: the input's shape, dtype and device, any strides.
+        gamma: `[H]`, float32 or the input's dtype, on the input's device.
+        epsilon: added to the mean of squares; finite and > 0.
+        activation: "silu" or "sigmoid".
+
+    Returns:
+        A contiguous tensor of the input's shape and dtype. Differentiable once in input, gate and gamma.
+
+    Raises:
+        NormalizationError: for an argument that is not as described.
+
+    Source: the gated norms of Qwen3-Next (silu) and Kimi-Linear (sigmoid) in Transformers.
+    """
+    try:
+        valid = (
+            _rows.is_rows(input)
+            and _rows.is_like(gate, input)
+            and _rows.is_parameter(gamma, input)
+            and _rows.is_epsilon(epsilon)
+            and activation in _ACTIVATIONS
+        )
+    except AttributeError:
+        valid = False
+    if not valid:
+        check = _rows.checks("rms_norm_gated")
+        _rows.check_rows(check, input)
+        check.like("gate", gate, "input", input)
+        _rows.check_parameter(check, "gamma", gamma, input)
+        check.positive("epsilon", epsilon)
+        check.choice("activation", activation, _ACTIVATIONS)
+    if _rows.needs_autograd(input, gate, gamma):
+        return _RmsNormGated.apply(input, gate, gamma, epsilon, activation)
+    return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
+
+
+def fused_add_rms_norm(
+    input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add a residual and normalise the sum as `rms_norm` does, in one pass.
+
+    Args:
+        input: `[..., H]`, float32, float16 or bfloat16, any strides, H >= 1.
+        residual: the input's shape, dtype and device, any strides.
+        gamma: `[H]`, float32 or the input's dtype, on the input's device.
+        epsilon: added to the mean of squares; finite and > 0.
+
+    Returns:
+        `(rms_norm(sum, gamma, epsilon), sum)` with `sum = input + residual`, rounded to the input's dtype before it is
+        normalised, as models do. Both are new contiguous tensors. Differentiable once in input, residual and gamma.
+
+    Raises:
+        NormalizationError: for an argument that is not as described.
+
+    Source: the residual stream of pre-norm Transformers, `norm(x + attention(x))`.
+    """
+    try:
+        valid = (
+            _rows.is_rows(input)
+            and _rows.is_like(residual, input)
+            and _rows.is_parameter(gamma, input)
+            and _rows.is_epsilon(epsilon)
+        )
+    except AttributeError:
+        valid = False
+    if not valid:
+        check = _rows.checks("fused_add_rms_norm")
+        _rows.check_rows(check, input)
+        check.like("residual", residual, "input", input)
+        _rows.check_parameter(check, "gamma", gamma, input)
+        check.positive("epsilon", epsilon)
+    if _rows.needs_autograd(input, residual, gamma):
+        return _FusedAddRmsNorm.apply(input, residual, gamma, epsilon)
+    return _fused_add_rms_norm_op(input, residual, gamma, epsilon)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, gamma: torch.Tensor, epsilon: float, zero_centered: bool
+    ) -> torch.Tensor:
+        ctx.save_for_backward(input, gamma)
+        ctx.epsilon = epsilon
+        ctx.zero_centered = zero_centered
+        return _rms_norm_op(input, gamma, epsilon, zero_centered)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        input, gamma = ctx.saved_tensors
+        need_input, need_gamma = ctx.needs_input_grad[:2]
+        grad_input, grad_gamma = _rms_norm_backward_op(
+            grad, None, input, gamma, ctx.epsilon, ctx.zero_centered, need_input, need_gamma
+        )
+        return (
+            grad_input if need_input else None,
+            grad_gamma.to(gamma.dtype) if need_gamma else None,
+            None,
+            None,
+        )
+
+
+class _RmsNormGated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, gate: torch.Tensor, gamma: torch.Tensor, epsilon: float, activation: str
+    ) -> torch.Tensor:
+        ctx.save_for_backward(input, gate, gamma)
+        ctx.epsilon = epsilon
+        ctx.activation = activation
+        return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        input, gate, gamma = ctx.saved_tensors
+        need_input, need_gate, need_gamma = ctx.needs_input_grad[:3]
+        grad_input, grad_gate, grad_gamma = _rms_norm_gated_backward_op(
+            grad, input, gate, gamma, ctx.epsilon, ctx.activation, need_input, need_gate, need_gamma
+        )
+        return (
+            grad_input if need_input else None,
+            grad_gate if need_gate else None,
+            grad_gamma.to(gamma.dtype) if need_gamma else None,
+            None,
+            None,
+        )
+
+
+class _FusedAddRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output, sum = _fused_add_rms_norm_op(input, residual, gamma, epsilon)
+        ctx.save_for_backward(sum, gamma)
+        ctx.epsilon = epsilon
+        return output, sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, grad_sum: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sum, gamma = ctx.saved_tensors
+        need_input, need_residual, need_gamma = ctx.needs_input_grad[:3]
+        need_sum = need_input or need_residual
+        grad_rows, grad_gamma = _rms_norm_backward_op(
+            grad, grad_sum, sum, gamma, ctx.epsilon, False, need_sum, need_gamma
+        )
+        return (
+            grad_rows if need_input else None,
+            grad_rows if need_residual else None,
+            grad_gamma.to(gamma.dtype) if need_gamma else None,
+            None,
+        )
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rms_norm"))
+def _(input: torch.Tensor, gamma: torch.Tensor, epsilon: float, zero_centered: bool) -> torch.Tensor:
+    return _rows.fake_like(input, gamma)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rms_norm_gated"))
+def _(input: torch.Tensor, gate: torch.Tensor, gamma: torch.Tensor, epsilon: float, activation: str) -> torch.Tensor:
+    return _rows.fake_like(input, gate, gamma)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("fused_add_rms_norm"))
+def _(
+    input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _rows.fake_like(input, residual, gamma), _rows.fake_like(input)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rms_norm_backward"))
+def _(
+    grad: torch.Tensor,
+    grad_sum: torch.Tensor | None,
+    input: torch.Tensor,
+    gamma: torch.Tensor,
+    epsilon: float,
+    zero_centered: bool,
+    need_input: bool,
+    need_gamma: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        _rows.fake_gradient(input, need_input, grad, grad_sum, gamma),
+        _rows.fake_parameter_gradient(input, need_gamma),
+    )
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rms_norm_gated_backward"))
+def _(
+    grad: torch.Tensor,
+    input: torch.Tensor,
+    gate: torch.Tensor,
+    gamma: torch.Tensor,
+    epsilon: float,
+    activation: str,
+    need_input: bool,
+    need_gate: bool,
+    need_gamma: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        _rows.fake_gradient(input, need_input, grad, gate, gamma),
+        _rows.fake_gradient(input, need_gate),
+        _rows.fake_parameter_gradient(input, need_gamma),
+    )

@@ -1,0 +1,66 @@
+"""softmax_last_axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import _rows
+from ._ops import add_op_namespace_prefix, ops
+
+_softmax_op = ops.softmax_last_axis.default
+_softmax_backward_op = ops.softmax_last_axis_backward.default
+
+
+def softmax_last_axis(input: torch.Tensor) -> torch.Tensor:
+    """Return the softmax over the last axis.
+
+    `exp(input - max) / sum(exp(input - max))`, in float32 arithmetic, rounded once. A row with NaN or +inf, or with
+    only -inf, gives NaN, as PyTorch's softmax does.
+
+    Args:
+        input: `[..., H]`, float32, float16 or bfloat16, any strides, H >= 1.
+
+    Returns:
+        A contiguous tensor of the input's shape and dtype. Differentiable once.
+
+    Raises:
+        NormalizationError: for an argument that is not as described.
+
+    Source: `torch.softmax`, whose results this gives.
+    """
+    try:
+        valid = _rows.is_rows(input)
+    except AttributeError:
+        valid = False
+    if not valid:
+        _rows.check_rows(_rows.checks("softmax_last_axis"), input)
+    if _rows.needs_autograd(input):
+        return _SoftmaxLastAxis.apply(input)
+    return _softmax_op(input)
+
+
+class _SoftmaxLastAxis(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor) -> torch.Tensor:
+        output = _softmax_op(input)
+        ctx.save_for_backward(output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (output,) = ctx.saved_tensors
+        return _softmax_backward_op(grad, output)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("softmax_last_axis"))
+def _(input: torch.Tensor) -> torch.Tensor:
+    return _rows.fake_like(input)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("softmax_last_axis_backward"))
+def _(grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    return _rows.fake_like(output, grad)
