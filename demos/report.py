@@ -1,0 +1,59 @@
+"""What the demos share: loading the kernel, describing it, and timing two things side by side."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from kernels import LayerRepository, Mode, get_kernel, get_loaded_kernels, kernelize, use_kernel_mapping
+from torch import nn
+
+REPOSITORY = "rudnn/rudnn-normalization"
+
+
+def load_kernel() -> ModuleType:
+    """Load the normalization kernel as an application does, and print what was loaded."""
+    # The publisher is not among the organisations that the kernels library trusts by itself.
+    kernel = get_kernel(REPOSITORY, version=1, trust_remote_code=True)
+    loaded = next(loaded for loaded in get_loaded_kernels() if loaded.module is kernel)
+    variant = loaded.repo_info.revision if loaded.repo_info else "local build"
+    print(f"kernel     {REPOSITORY} version {loaded.metadata.version}, id {loaded.metadata.id} ({variant})")
+    print(f"backend    {loaded.metadata.backend.backend_type}, instruction set {kernel._ops.ops.cpu_isa()}")
+    return kernel
+
+
+def package_directory(name: str) -> Path:
+    """Return where an installed package's files are, without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"the demo's model is in the package {name}, which is not installed", name=name)
+    return Path(spec.origin).parent
+
+
+def put_in(kernel: ModuleType, model: nn.Module, layer_name: str) -> int:
+    """Put one of the kernel's layers into a model and return how many modules it now runs in."""
+    # By revision: with a version, the kernels library asks the Hub even for a local build.
+    repository = LayerRepository(REPOSITORY, layer_name=layer_name, revision="main", trust_remote_code=True)
+    # Says which other layers of the model have no kernel.
+    logging.getLogger("kernels").setLevel(logging.ERROR)
+    with use_kernel_mapping({layer_name: {"cpu": repository}}, inherit_mapping=False):
+        kernelize(model, mode=Mode.INFERENCE, device="cpu")
+    forward = getattr(kernel.layers, layer_name).forward
+    return sum(getattr(module.forward, "__func__", None) is forward for module in model.modules())
+
+
+def median_seconds(calls: dict[str, Callable[[], object]], rounds: int, repeats: int = 1) -> dict[str, float]:
+    """Time calls in turn, so that a drift of the machine's speed reaches all of them, and return their medians."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            seconds[name].append((time.perf_counter() - start) / repeats)
+    return {name: statistics.median(values) for name, values in seconds.items()}
