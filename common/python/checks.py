@@ -6,7 +6,8 @@ one by one, each of which raises the family's error or passes.
 
 from __future__ import annotations
 
-import math
+import numbers
+import sys
 from typing import NoReturn
 
 import torch
@@ -88,11 +89,11 @@ class ArgumentChecks:
         self.shape(name, value, tuple(other.shape))
         self.device(name, value, other_name, other)
 
-    def positive(self, name: str, value: object) -> None:
+    def positive(self, name: str, value: object) -> float:
         """Require a finite number greater than zero."""
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not (math.isfinite(value) and value > 0):
+        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             self.fail(name, "be a finite number > 0", value)
+        return float(value)
 
     def flag(self, name: str, value: object) -> None:
         """Require True or False."""

@@ -34,15 +34,4 @@ inline void visit_dtype(DType dtype, Visitor&& visitor) {
   }
 }
 
-// Calls visitor with float, or with the element type T that goes with it: parameters are either float32 or of the
-// input's own dtype.
-template <class T, class Visitor>
-inline void visit_parameter_dtype(DType dtype, TypeTag<T> own, Visitor&& visitor) {
-  if (dtype == DType::kFloat32) {
-    visitor(TypeTag<float>{});
-  } else {
-    visitor(own);
-  }
-}
-
 }  // namespace rudnn

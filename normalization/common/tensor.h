@@ -31,6 +31,8 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, S
   return at::empty(shape, like.options().dtype(type));
 }
 
+inline Tensor new_empty_like(const Tensor& like) { return at::empty(like.sizes(), like.options()); }
+
 #else
 
 using Tensor = torch::stable::Tensor;
@@ -47,15 +49,15 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, S
   return torch::stable::new_empty(like, shape, type);
 }
 
+// A contiguous, uninitialised tensor of the shape, dtype and device of `like`.
+inline Tensor new_empty_like(const Tensor& like) { return torch::stable::new_empty(like, like.sizes()); }
+
 #endif
 
 inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
   return {sizes.begin(), sizes.end()};
 }
-
-// A contiguous, uninitialised tensor of the shape, dtype and device of `like`.
-inline Tensor new_empty_like(const Tensor& like) { return new_empty(like, shape_of(like), like.scalar_type()); }
 
 // The same for arguments that may be missing.
 inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& tensor) {

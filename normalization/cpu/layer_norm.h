@@ -34,10 +34,12 @@ struct LayerNormBackwardArgs {
   void* grad_input;      // [rows, width], optional
 };
 
-using LayerNormRows = void(const LayerNormArgs& args, int64_t begin, int64_t end);
-// grad_gamma and grad_beta, each optional: float32 [width], to which the rows' contributions are added in order.
-using LayerNormBackwardRows = void(const LayerNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma,
-                                   float* grad_beta);
+// scratch: float32 [2 * width], for a gamma and a beta that are not float32.
+using LayerNormRows = void(const LayerNormArgs& args, int64_t begin, int64_t end, float* scratch);
+// scratch: float32 [width]. grad_gamma and grad_beta, each optional: float32 [width], to which the rows' contributions
+// are added in order.
+using LayerNormBackwardRows = void(const LayerNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
+                                   float* grad_gamma, float* grad_beta);
 
 namespace generic {
 LayerNormRows layer_norm_rows;

@@ -40,11 +40,11 @@ Statistics statistics(const T* row, int64_t width, float scale) {
   return statistics_of(centre, sums.value[0], sums.value[1], width);
 }
 
-template <class T, class Gamma, class Beta>
-[[gnu::flatten]] void forward(const LayerNormArgs& args, int64_t begin, int64_t end) {
+template <class T>
+[[gnu::flatten]] void forward(const LayerNormArgs& args, int64_t begin, int64_t end, float* scratch) {
   const int64_t width = args.width;
-  const auto* gamma = static_cast<const Gamma*>(args.gamma);
-  const auto* beta = static_cast<const Beta*>(args.beta);
+  const float* gamma = widen_row(args.gamma, args.gamma_dtype, width, scratch);
+  const float* beta = args.beta ? widen_row(args.beta, args.beta_dtype, width, scratch + width) : nullptr;
   for (int64_t row = begin; row < end; ++row) {
     const T* input = static_cast<const T*>(args.input) + row * width;
     const T* next_input = row + 1 < end ? input + width : input;
@@ -67,7 +67,7 @@ template <class T, class Gamma, class Beta>
     const Vec centre = broadcast(stats.centre);
     const Vec correction = broadcast(stats.correction);
     const Vec root = broadcast(reciprocal_root(stats.variance + epsilon));
-    for_each_vector(0, width, [&](int64_t offset, auto lanes, int) {
+    for_each_vector(width, [&](int64_t offset, auto lanes) {
       prefetch(next_input + offset);
       const Vec normalised = ((load(x + offset, lanes) * factor - centre) - correction) * root;
       const Vec shift = beta != nullptr ? load(beta + offset, lanes) : broadcast(0.0f);
@@ -78,11 +78,11 @@ template <class T, class Gamma, class Beta>
 
 // With n the normalised row and d = grad * gamma, the gradient of x is
 // (d - mean(d) - n * mean(d * n)) / sqrt(variance(x) + epsilon).
-template <class T, class Gamma>
-[[gnu::flatten]] void backward(const LayerNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma,
-                               float* grad_beta) {
+template <class T>
+[[gnu::flatten]] void backward(const LayerNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
+                               float* grad_gamma, float* grad_beta) {
   const int64_t width = args.width;
-  const auto* gamma = static_cast<const Gamma*>(args.gamma);
+  const float* gamma = widen_row(args.gamma, args.gamma_dtype, width, scratch);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(args.input) + row * width;
     const T* grad = static_cast<const T*>(args.grad) + row * width;
@@ -124,7 +124,7 @@ template <class T, class Gamma>
     const Vec mean_upstream = broadcast(static_cast<float>(sums.value[2] / width));
     const Vec projection = broadcast(static_cast<float>(product * root_value / width));
 
-    for_each_vector(0, width, [&](int64_t offset, auto lanes, int) {
+    for_each_vector(width, [&](int64_t offset, auto lanes) {
       prefetch(x + to_next_row + offset);
       prefetch(grad + to_next_row + offset);
       const Vec normalised = ((load(x + offset, lanes) * factor - centre) - correction) * root;
@@ -145,24 +145,14 @@ template <class T, class Gamma>
 
 }  // namespace
 
-void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) {
-  visit_dtype(args.dtype, [&](auto element) {
-    visit_parameter_dtype(args.gamma_dtype, element, [&](auto gamma) {
-      visit_parameter_dtype(args.beta_dtype, element, [&](auto beta) {
-        forward<typename decltype(element)::type, typename decltype(gamma)::type, typename decltype(beta)::type>(
-            args, begin, end);
-      });
-    });
-  });
+void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end, float* scratch) {
+  visit_dtype(args.dtype, [&](auto element) { forward<typename decltype(element)::type>(args, begin, end, scratch); });
 }
 
-void layer_norm_backward_rows(const LayerNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma,
-                              float* grad_beta) {
+void layer_norm_backward_rows(const LayerNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
+                              float* grad_gamma, float* grad_beta) {
   visit_dtype(args.dtype, [&](auto element) {
-    visit_parameter_dtype(args.gamma_dtype, element, [&](auto gamma) {
-      backward<typename decltype(element)::type, typename decltype(gamma)::type>(args, begin, end, grad_gamma,
-                                                                                 grad_beta);
-    });
+    backward<typename decltype(element)::type>(args, begin, end, scratch, grad_gamma, grad_beta);
   });
 }
 

@@ -1,5 +1,7 @@
 #include "cpu/rms_norm.h"
 
+#include <vector>
+
 #include "common/cpu/dispatch.h"
 #include "common/cpu/memory.h"
 #include "cpu/parameter_gradients.h"
@@ -24,8 +26,10 @@ void launch_rms_norm(const RmsNormCall& call) {
   args.sum = mutable_data_or_null(call.sum);
   cpu::advise_huge_pages(*call.output);
   if (call.sum != nullptr) cpu::advise_huge_pages(*call.sum);
-  cpu::parallel_for(call.input->numel() / args.width, args.width,
-                    [&](int64_t begin, int64_t end) { rows(args, begin, end); });
+  cpu::parallel_for(call.input->numel() / args.width, args.width, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch(args.gamma_dtype == DType::kFloat32 ? 0 : args.width);
+    rows(args, begin, end, scratch.data());
+  });
 }
 
 void launch_rms_norm_backward(const RmsNormBackwardCall& call) {
@@ -46,9 +50,11 @@ void launch_rms_norm_backward(const RmsNormBackwardCall& call) {
   args.grad_gate = mutable_data_or_null(call.grad_gate);
   if (call.grad_input != nullptr) cpu::advise_huge_pages(*call.grad_input);
   if (call.grad_gate != nullptr) cpu::advise_huge_pages(*call.grad_gate);
-  cpu::sum_parameter_gradients<1>(
-      call.input->numel() / args.width, args.width, {call.grad_gamma},
-      [&](int64_t begin, int64_t end, float* const* sums) { rows(args, begin, end, sums[0]); });
+  cpu::sum_parameter_gradients<1>(call.input->numel() / args.width, args.width, {call.grad_gamma},
+                                  [&](int64_t begin, int64_t end, float* const* sums) {
+                                    std::vector<float> scratch(args.gamma_dtype == DType::kFloat32 ? 0 : args.width);
+                                    rows(args, begin, end, scratch.data(), sums[0]);
+                                  });
 }
 
 }  // namespace rudnn

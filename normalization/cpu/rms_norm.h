@@ -40,9 +40,11 @@ struct RmsNormBackwardArgs {
   void* grad_gate;    // [rows, width], optional
 };
 
-using RmsNormRows = void(const RmsNormArgs& args, int64_t begin, int64_t end);
+// scratch: float32 [width], for a gamma that is not float32.
+using RmsNormRows = void(const RmsNormArgs& args, int64_t begin, int64_t end, float* scratch);
 // grad_gamma, optional: float32 [width], to which the rows' contributions are added in order.
-using RmsNormBackwardRows = void(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma);
+using RmsNormBackwardRows = void(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
+                                 float* grad_gamma);
 
 namespace generic {
 RmsNormRows rms_norm_rows;

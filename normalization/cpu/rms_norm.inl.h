@@ -5,27 +5,18 @@
 namespace rudnn::RUDNN_ISA {
 namespace {
 
-template <Gate kGate>
-struct GateTag {
-  static constexpr Gate value = kGate;
-};
-
 // The activation's value and slope at z.
 struct Activation {
   Vec value;
   Vec slope;
 };
 
-template <Gate kGate>
-Activation activate(Vec z) {
+inline Activation activate(Gate gate, Vec z) {
   const Vec probability = sigmoid(z);
   const Vec complement = broadcast(1.0f) - probability;
-  if constexpr (kGate == Gate::kSilu) {
-    const Vec silu = z * probability;
-    return {silu, fma(silu, complement, probability)};
-  } else {
-    return {probability, probability * complement};
-  }
+  if (gate == Gate::kSigmoid) return {probability, probability * complement};
+  const Vec silu = z * probability;
+  return {silu, fma(silu, complement, probability)};
 }
 
 template <class T>
@@ -39,15 +30,15 @@ double sum_of_squares(const T* row, int64_t width, float scale) {
       .value[0];
 }
 
-template <Gate kGate, class T, class Gamma>
-[[gnu::flatten]] void forward(const RmsNormArgs& args, int64_t begin, int64_t end) {
+template <bool kGated, class T>
+[[gnu::flatten]] void forward(const RmsNormArgs& args, int64_t begin, int64_t end, float* scratch) {
   const int64_t width = args.width;
-  const auto* gamma = static_cast<const Gamma*>(args.gamma);
+  const float* gamma = widen_row(args.gamma, args.gamma_dtype, width, scratch);
   const Vec gamma_offset = broadcast(args.gamma_offset);
   for (int64_t row = begin; row < end; ++row) {
     const T* input = static_cast<const T*>(args.input) + row * width;
     const T* next_input = row + 1 < end ? input + width : input;
-    const T* gate = kGate != Gate::kNone ? static_cast<const T*>(args.gate) + row * width : nullptr;
+    const T* gate = kGated ? static_cast<const T*>(args.gate) + row * width : nullptr;
     T* output = static_cast<T*>(args.output) + row * width;
     const T* x = input;
     if (args.residual != nullptr) {
@@ -63,12 +54,12 @@ template <Gate kGate, class T, class Gamma>
     }
     const Vec factor = broadcast(scale);
     const Vec root = broadcast(reciprocal_root(mean_square));
-    for_each_vector(0, width, [&](int64_t offset, auto lanes, int) {
+    for_each_vector(width, [&](int64_t offset, auto lanes) {
       prefetch(next_input + offset);
       const Vec weight = load(gamma + offset, lanes) + gamma_offset;
       Vec y = load(x + offset, lanes) * factor * root * weight;
-      if constexpr (kGate != Gate::kNone) {
-        y = y * activate<kGate>(load(gate + offset, lanes)).value;
+      if constexpr (kGated) {
+        y = y * activate(args.gate_activation, load(gate + offset, lanes)).value;
       }
       store(output + offset, y, lanes);
     });
@@ -77,15 +68,16 @@ template <Gate kGate, class T, class Gamma>
 
 // With n = x / sqrt(mean(x^2) + epsilon) and d = grad * weight [* activation(gate)], the gradient of x is
 // (d - n * mean(d * n)) / sqrt(mean(x^2) + epsilon).
-template <Gate kGate, class T, class Gamma>
-[[gnu::flatten]] void backward(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma) {
+template <bool kGated, class T>
+[[gnu::flatten]] void backward(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
+                               float* grad_gamma) {
   const int64_t width = args.width;
-  const auto* gamma = static_cast<const Gamma*>(args.gamma);
+  const float* gamma = widen_row(args.gamma, args.gamma_dtype, width, scratch);
   const Vec gamma_offset = broadcast(args.gamma_offset);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(args.input) + row * width;
     const T* grad = static_cast<const T*>(args.grad) + row * width;
-    const T* gate = kGate != Gate::kNone ? static_cast<const T*>(args.gate) + row * width : nullptr;
+    const T* gate = kGated ? static_cast<const T*>(args.gate) + row * width : nullptr;
     const T* grad_sum = args.grad_sum ? static_cast<const T*>(args.grad_sum) + row * width : nullptr;
     T* grad_input = args.grad_input ? static_cast<T*>(args.grad_input) + row * width : nullptr;
     T* grad_gate = args.grad_gate ? static_cast<T*>(args.grad_gate) + row * width : nullptr;
@@ -97,8 +89,8 @@ template <Gate kGate, class T, class Gamma>
         const Vec scaled = load(x + offset, lanes) * factor;
         const Vec weight = load(gamma + offset, lanes) + gamma_offset;
         Vec upstream = load(grad + offset, lanes) * weight;
-        if constexpr (kGate != Gate::kNone) {
-          upstream = upstream * activate<kGate>(load(gate + offset, lanes)).value;
+        if constexpr (kGated) {
+          upstream = upstream * activate(args.gate_activation, load(gate + offset, lanes)).value;
         }
         total[0] = fma(scaled, scaled, total[0]);
         total[1] = fma(upstream, scaled, total[1]);
@@ -117,14 +109,14 @@ template <Gate kGate, class T, class Gamma>
     const Vec root = broadcast(root_value);
     const Vec projection = broadcast(static_cast<float>(sums.value[1] * root_value / width));
 
-    for_each_vector(0, width, [&](int64_t offset, auto lanes, int) {
+    for_each_vector(width, [&](int64_t offset, auto lanes) {
       prefetch(x + to_next_row + offset);
       prefetch(grad + to_next_row + offset);
       const Vec normalised = load(x + offset, lanes) * factor * root;
       const Vec weight = load(gamma + offset, lanes) + gamma_offset;
       Vec upstream = load(grad + offset, lanes);
-      if constexpr (kGate != Gate::kNone) {
-        const Activation activation = activate<kGate>(load(gate + offset, lanes));
+      if constexpr (kGated) {
+        const Activation activation = activate(args.gate_activation, load(gate + offset, lanes));
         if (grad_gate != nullptr) {
           store(grad_gate + offset, upstream * normalised * weight * activation.slope, lanes);
         }
@@ -142,35 +134,21 @@ template <Gate kGate, class T, class Gamma>
   }
 }
 
-// Calls visitor with the compile-time tags of the gate, the rows' type and gamma's type.
-template <class Args, class Visitor>
-void visit_types(const Args& args, Visitor&& visitor) {
-  visit_dtype(args.dtype, [&](auto element) {
-    visit_parameter_dtype(args.gamma_dtype, element, [&](auto gamma) {
-      switch (args.gate_activation) {
-        case Gate::kNone:
-          return visitor(GateTag<Gate::kNone>{}, element, gamma);
-        case Gate::kSilu:
-          return visitor(GateTag<Gate::kSilu>{}, element, gamma);
-        case Gate::kSigmoid:
-          return visitor(GateTag<Gate::kSigmoid>{}, element, gamma);
-      }
-    });
-  });
-}
-
 }  // namespace
 
-void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
-  visit_types(args, [&](auto gate, auto element, auto gamma) {
-    forward<gate.value, typename decltype(element)::type, typename decltype(gamma)::type>(args, begin, end);
+void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end, float* scratch) {
+  visit_dtype(args.dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    args.gate != nullptr ? forward<true, T>(args, begin, end, scratch) : forward<false, T>(args, begin, end, scratch);
   });
 }
 
-void rms_norm_backward_rows(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma) {
-  visit_types(args, [&](auto gate, auto element, auto gamma) {
-    backward<gate.value, typename decltype(element)::type, typename decltype(gamma)::type>(args, begin, end,
-                                                                                           grad_gamma);
+void rms_norm_backward_rows(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
+                            float* grad_gamma) {
+  visit_dtype(args.dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    args.gate != nullptr ? backward<true, T>(args, begin, end, scratch, grad_gamma)
+                         : backward<false, T>(args, begin, end, scratch, grad_gamma);
   });
 }
 

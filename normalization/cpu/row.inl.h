@@ -7,7 +7,7 @@ namespace rudnn::RUDNN_ISA {
 // sum = a + b, rounded to T.
 template <class T>
 inline void add_rows(const T* a, const T* b, T* sum, int64_t width) {
-  for_each_vector(0, width, [&](int64_t offset, auto lanes, int) {
+  for_each_vector(width, [&](int64_t offset, auto lanes) {
     store(sum + offset, load(a + offset, lanes) + load(b + offset, lanes), lanes);
   });
 }

@@ -28,7 +28,7 @@ template <class T>
                          total[0] = total[0] + keep(value, lanes, broadcast(0.0f));
                        }).value[0];
     const Vec reciprocal = broadcast(static_cast<float>(1.0 / sum));
-    for_each_vector(0, width, [&](int64_t offset, auto lanes, int) {
+    for_each_vector(width, [&](int64_t offset, auto lanes) {
       store(y + offset, load(exponential + offset, lanes) * reciprocal, lanes);
     });
   }
@@ -47,7 +47,7 @@ template <class T>
                              total[0] = fma(load(grad + offset, lanes), load(y + offset, lanes), total[0]);
                            }).value[0];
     const Vec mean = broadcast(static_cast<float>(product));
-    for_each_vector(0, width, [&](int64_t offset, auto lanes, int) {
+    for_each_vector(width, [&](int64_t offset, auto lanes) {
       prefetch(grad + to_next_row + offset);
       prefetch(y + to_next_row + offset);
       store(grad_input + offset, load(y + offset, lanes) * (load(grad + offset, lanes) - mean), lanes);

@@ -8,18 +8,18 @@ namespace rudnn {
 // A float tensor with a last axis to work on. Returns that axis's length.
 inline int64_t check_rows(const char* op, const char* argument, const Tensor& tensor) {
   check_float(op, argument, tensor);
-  const std::vector<int64_t> shape = shape_of(tensor);
-  if (shape.empty() || shape.back() < 1) {
-    fail_check(op, argument, "must have a last axis of length >= 1, got shape " + describe_shape(shape));
+  const int64_t width = tensor.dim() > 0 ? tensor.size(-1) : 0;
+  if (width < 1) {
+    fail_check(op, argument, "must have a last axis of length >= 1, got shape " + describe_shape(shape_of(tensor)));
   }
-  return shape.back();
+  return width;
 }
 
 // A parameter of one value for each element of a row, float32 or of the rows' dtype.
 inline void check_parameter(const char* op, const char* argument, const Tensor& parameter, const Tensor& input,
                             int64_t width) {
   if (parameter.scalar_type() != ScalarType::Float) check_dtype(op, argument, parameter, input.scalar_type());
-  check_shape(op, argument, parameter, {width});
+  if (parameter.dim() != 1 || parameter.size(0) != width) check_shape(op, argument, parameter, {width});
   check_same_device(op, argument, parameter, input);
 }
 

@@ -15,28 +15,16 @@
 // keep any one copy of an inline function, and one compiled for AVX-512 must not be the one that every CPU runs.
 
 template <class T>
-inline Vec load(const T* pointer) {
-  return load(pointer, Full{});
-}
-
-template <class T>
 inline void prefetch(const T* pointer) {
   __builtin_prefetch(pointer);
 }
 
-// Calls body(offset, lanes, slot) over [begin, end) in vectors. Four vectors in a row have slots 0 to 3, so that four
-// independent accumulators hide the latency of an addition.
+// Calls body(offset, lanes) over [0, length) in vectors.
 template <class Body>
-inline void for_each_vector(int64_t begin, int64_t end, Body&& body) {
-  int64_t offset = begin;
-  for (; offset + 4 * kWidth <= end; offset += 4 * kWidth) {
-    body(offset, Full{}, 0);
-    body(offset + kWidth, Full{}, 1);
-    body(offset + 2 * kWidth, Full{}, 2);
-    body(offset + 3 * kWidth, Full{}, 3);
-  }
-  for (; offset + kWidth <= end; offset += kWidth) body(offset, Full{}, 0);
-  if (offset < end) body(offset, Partial{static_cast<int>(end - offset)}, 0);
+inline void for_each_vector(int64_t length, Body&& body) {
+  int64_t offset = 0;
+  for (; offset + kWidth <= length; offset += kWidth) body(offset, Full{});
+  if (offset < length) body(offset, Partial{static_cast<int>(length - offset)});
 }
 
 template <int kCount>
@@ -45,8 +33,8 @@ struct Sums {
 };
 
 // kCount sums over [0, length) in one pass: add(offset, lanes, accumulators) adds a vector to each of its kCount
-// accumulators. float32 inside blocks of a fixed size and float64 across them, so that the error does not grow with the
-// length of the row.
+// accumulators. Four sets of accumulators hide the latency of an addition. float32 inside blocks of a fixed size and
+// float64 across them, so that the error does not grow with the length of the row.
 template <int kCount, class Add>
 inline Sums<kCount> sum_vectors(int64_t length, Add&& add) {
   constexpr int64_t kBlock = 8192;
@@ -54,10 +42,18 @@ inline Sums<kCount> sum_vectors(int64_t length, Add&& add) {
   for (int64_t begin = 0; begin < length; begin += kBlock) {
     const int64_t end = begin + kBlock < length ? begin + kBlock : length;
     Vec accumulators[4][kCount];
-    for (auto& slot : accumulators) {
-      for (auto& accumulator : slot) accumulator = broadcast(0.0f);
+    for (auto& set : accumulators) {
+      for (auto& accumulator : set) accumulator = broadcast(0.0f);
     }
-    for_each_vector(begin, end, [&](int64_t offset, auto lanes, int slot) { add(offset, lanes, accumulators[slot]); });
+    int64_t offset = begin;
+    for (; offset + 4 * kWidth <= end; offset += 4 * kWidth) {
+      add(offset, Full{}, accumulators[0]);
+      add(offset + kWidth, Full{}, accumulators[1]);
+      add(offset + 2 * kWidth, Full{}, accumulators[2]);
+      add(offset + 3 * kWidth, Full{}, accumulators[3]);
+    }
+    for (; offset + kWidth <= end; offset += kWidth) add(offset, Full{}, accumulators[0]);
+    if (offset < end) add(offset, Partial{static_cast<int>(end - offset)}, accumulators[0]);
     for (int k = 0; k < kCount; ++k) {
       sums.value[k] +=
           reduce_add((accumulators[0][k] + accumulators[1][k]) + (accumulators[2][k] + accumulators[3][k]));
@@ -66,15 +62,33 @@ inline Sums<kCount> sum_vectors(int64_t length, Add&& add) {
   return sums;
 }
 
-// The largest value of a row in float32, NaN left out; -inf for a row of nothing else.
+// The largest map(x) of a row in float32, NaN left out; -inf for a row of nothing else.
 template <class T, class Map>
 inline float max_of(const T* row, int64_t length, Map&& map) {
   const Vec lowest = broadcast(-__builtin_inff());
-  Vec largest[4] = {lowest, lowest, lowest, lowest};
-  for_each_vector(0, length, [&](int64_t offset, auto lanes, int slot) {
-    largest[slot] = max(keep(map(load(row + offset, lanes)), lanes, lowest), largest[slot]);
+  Vec even = lowest;
+  Vec odd = lowest;
+  int64_t offset = 0;
+  for (; offset + 2 * kWidth <= length; offset += 2 * kWidth) {
+    even = max(map(load(row + offset, Full{})), even);
+    odd = max(map(load(row + offset + kWidth, Full{})), odd);
+  }
+  for_each_vector(length - offset, [&](int64_t rest, auto lanes) {
+    even = max(keep(map(load(row + offset + rest, lanes)), lanes, lowest), even);
   });
-  return reduce_max(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
+  return reduce_max(max(even, odd));
+}
+
+// A row of any type in float32: the row itself where it is float32, else scratch [length], filled from it.
+inline const float* widen_row(const void* row, DType dtype, int64_t length, float* scratch) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(row);
+  visit_dtype(dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    for_each_vector(length, [&](int64_t offset, auto lanes) {
+      store(scratch + offset, load(static_cast<const T*>(row) + offset, lanes), lanes);
+    });
+  });
+  return scratch;
 }
 
 // e^x with a relative error of 1.2e-7: x = n ln 2 + r with |r| <= ln(2) / 2, and the Taylor series of e^r to r^7. 0

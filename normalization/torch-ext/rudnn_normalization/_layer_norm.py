@@ -50,7 +50,7 @@ def layer_norm(
     if not valid:
         check = _rows.checks("layer_norm")
         _rows.check_rows(check, input)
-        _check_affine(check, input, gamma, beta, epsilon)
+        epsilon = _check_affine(check, input, gamma, beta, epsilon)
     if _rows.needs_autograd(input, gamma, beta):
         return _LayerNorm.apply(input, gamma, beta, epsilon)
     return _layer_norm_op(input, gamma, beta, epsilon)
@@ -96,17 +96,17 @@ def fused_add_layer_norm(
         check = _rows.checks("fused_add_layer_norm")
         _rows.check_rows(check, input)
         check.like("residual", residual, "input", input)
-        _check_affine(check, input, gamma, beta, epsilon)
+        epsilon = _check_affine(check, input, gamma, beta, epsilon)
     if _rows.needs_autograd(input, residual, gamma, beta):
         return _FusedAddLayerNorm.apply(input, residual, gamma, beta, epsilon)
     return _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
 
 
-def _check_affine(check: ArgumentChecks, input: torch.Tensor, gamma: object, beta: object, epsilon: object) -> None:
+def _check_affine(check: ArgumentChecks, input: torch.Tensor, gamma: object, beta: object, epsilon: object) -> float:
     _rows.check_parameter(check, "gamma", gamma, input)
     if beta is not None:
         _rows.check_parameter(check, "beta", beta, input)
-    check.positive("epsilon", epsilon)
+    return check.positive("epsilon", epsilon)
 
 
 def _parameter_gradients(

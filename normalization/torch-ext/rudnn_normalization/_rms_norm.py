@@ -54,7 +54,7 @@ def rms_norm(
         check = _rows.checks("rms_norm")
         _rows.check_rows(check, input)
         _rows.check_parameter(check, "gamma", gamma, input)
-        check.positive("epsilon", epsilon)
+        epsilon = check.positive("epsilon", epsilon)
         check.flag("zero_centered", zero_centered)
     if _rows.needs_autograd(input, gamma):
         return _RmsNorm.apply(input, gamma, epsilon, zero_centered)
@@ -98,7 +98,7 @@ def rms_norm_gated(
         _rows.check_rows(check, input)
         check.like("gate", gate, "input", input)
         _rows.check_parameter(check, "gamma", gamma, input)
-        check.positive("epsilon", epsilon)
+        epsilon = check.positive("epsilon", epsilon)
         check.choice("activation", activation, _ACTIVATIONS)
     if _rows.needs_autograd(input, gate, gamma):
         return _RmsNormGated.apply(input, gate, gamma, epsilon, activation)
@@ -139,7 +139,7 @@ def fused_add_rms_norm(
         _rows.check_rows(check, input)
         check.like("residual", residual, "input", input)
         _rows.check_parameter(check, "gamma", gamma, input)
-        check.positive("epsilon", epsilon)
+        epsilon = check.positive("epsilon", epsilon)
     if _rows.needs_autograd(input, residual, gamma):
         return _FusedAddRmsNorm.apply(input, residual, gamma, epsilon)
     return _fused_add_rms_norm_op(input, residual, gamma, epsilon)

@@ -20,6 +20,7 @@ if hasattr(ops, "cpu_isa"):
     ops.cpu_isa()
 
 _DEVICES = served_devices(add_op_namespace_prefix("rms_norm"))
+_SERVES_CPU = "cpu" in _DEVICES
 
 
 def checks(function: str) -> ArgumentChecks:
@@ -34,8 +35,9 @@ def is_rows(input: torch.Tensor) -> bool:
         and input.layout is torch.strided
         and not input.is_nested
         and input.dim() > 0
-        and input.shape[-1] > 0
-        and input.device.type in _DEVICES
+        and input.size(-1) > 0
+        # Reading `is_cpu` costs a fifth of reading `device.type`.
+        and ((_SERVES_CPU and input.is_cpu) or input.device.type in _DEVICES)
     )
 
 
@@ -44,7 +46,8 @@ def is_parameter(parameter: torch.Tensor, input: torch.Tensor) -> bool:
     return (
         (parameter.dtype is torch.float32 or parameter.dtype is input.dtype)
         and parameter.layout is torch.strided
-        and parameter.shape == input.shape[-1:]
+        and parameter.dim() == 1
+        and parameter.size(0) == input.size(-1)
         and parameter.device == input.device
     )
 
@@ -88,11 +91,14 @@ def needs_autograd(*tensors: torch.Tensor | None) -> bool:
 
     The latter is not supported, and recording the call makes PyTorch say so.
     """
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    return forward_ad._current_level >= 0
+    if forward_ad._current_level >= 0:
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
 
 
 def fake_like(input: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
