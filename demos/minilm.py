@@ -9,8 +9,8 @@ import copy
 import sys
 
 import torch
+from _report import load_kernel, median_seconds, package_directory, put_in
 from kernels import replace_kernel_forward_from_hub
-from report import load_kernel, median_seconds, package_directory, put_in
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
 

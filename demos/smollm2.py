@@ -9,7 +9,7 @@ import copy
 import sys
 
 import torch
-from report import load_kernel, median_seconds, package_directory, put_in
+from _report import load_kernel, median_seconds, package_directory, put_in
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 QUESTION = "Why is the sky blue? Answer in two sentences."
@@ -40,7 +40,8 @@ def main() -> int:
     plain, prompt, tokenizer = load_model()
     kernelized = copy.deepcopy(plain)
     replaced = put_in(kernel, kernelized, "RMSNorm")
-    print(f"model      SmolLM2-135M-Instruct, float32, {replaced} RMS norms replaced, {torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    print(f"model      SmolLM2-135M-Instruct, float32, {replaced} RMS norms replaced, {threads} threads")
 
     plain_answer, our_answer = answer(plain, prompt), answer(kernelized, prompt)
     same = torch.equal(plain_answer, our_answer)
@@ -55,7 +56,8 @@ def main() -> int:
     norms = {"without": plain.model.norm, "with": kernelized.model.norm}
     norm_seconds = median_seconds({name: lambda norm=norm: norm(row) for name, norm in norms.items()}, 20, 500)
     models = {"without": plain, "with": kernelized}
-    model_seconds = median_seconds({name: lambda model=model: answer(model, prompt) for name, model in models.items()}, 3)
+    calls = {name: lambda model=model: answer(model, prompt) for name, model in models.items()}
+    model_seconds = median_seconds(calls, 3)
     for name in models:
         token_ms = model_seconds[name] / len(our_answer) * 1e3
         print(f"{name:10} {norm_seconds[name] * 1e6:.1f} us per norm call, {token_ms:.1f} ms per token")
