@@ -1,0 +1,6 @@
+"""One module per sub-command.
+
+Each has `HELP` (one line), `DESCRIPTION`, `NEEDS_ENVIRONMENT` (whether it must run inside the virtual environment),
+`configure(parser)` and `run(arguments)`, which returns the exit status. All modules are imported to make the help
+text, so what lies in the environment is imported inside functions.
+"""

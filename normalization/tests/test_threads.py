@@ -1,0 +1,73 @@
+"""The same bits whatever the number of threads, and for a row whatever else is in the batch."""
+
+import pytest
+import torch
+from conftest import THREAD_COUNTS, assert_bits_equal
+from operations import BF16, F32, OPERATIONS, for_each, gradients, random_gradients
+
+SHAPES = [
+    pytest.param((300, 576), id="many_rows"),
+    pytest.param((1000, 96), id="several_gradient_chunks"),
+    pytest.param((3, 32769), id="few_long_rows"),
+    pytest.param((70000, 3), id="very_many_short_rows"),
+]
+
+
+def run_with(count, function):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        return function()
+    finally:
+        torch.set_num_threads(before)
+
+
+@for_each(*OPERATIONS)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_number_of_threads(kernel, device, operation, dtype, shape):
+    inputs = operation.inputs(shape, dtype, device=device, requires_grad=True)
+
+    def forward_and_backward():
+        outputs = operation.run(kernel, inputs)
+        return [*outputs, *gradients(outputs, inputs, random_gradients(outputs)).values()]
+
+    first, *others = (run_with(count, forward_and_backward) for count in THREAD_COUNTS)
+    for other in others:
+        for result, expected in zip(other, first, strict=True):
+            assert_bits_equal(result, expected)
+
+
+@for_each(*OPERATIONS)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("shape", [(300, 100), (37, 5000)], ids=["many_rows", "long_rows"])
+def test_a_row_does_not_depend_on_the_others(kernel, device, operation, dtype, shape):
+    """Outputs and row gradients of each row alone, and of a part of the batch, equal those of the whole batch."""
+    inputs = operation.inputs(shape, dtype, device=device, requires_grad=True)
+    outputs = operation.run(kernel, inputs)
+    grads = random_gradients(outputs)
+    found = gradients(outputs, inputs, grads)
+    for rows in (slice(0, 1), slice(17, 18), slice(5, 36)):
+        part = {
+            name: (tensor[rows] if name in operation.rows else tensor).detach().requires_grad_()
+            for name, tensor in inputs.items()
+        }
+        part_outputs = operation.run(kernel, part)
+        for output, whole in zip(part_outputs, outputs, strict=True):
+            assert_bits_equal(output, whole[rows])
+        part_found = gradients(part_outputs, part, [grad[rows] for grad in grads])
+        for name in operation.rows:
+            assert_bits_equal(part_found[name], found[name][rows])
+
+
+@for_each(*OPERATIONS)
+def test_twice_the_same(kernel, device, operation, threads):
+    inputs = operation.inputs((100, 100), device=device, requires_grad=True)
+    outputs = operation.run(kernel, inputs)
+    grads = random_gradients(outputs)
+    found = gradients(outputs, inputs, grads)
+    again = operation.run(kernel, inputs)
+    for output, expected in zip(again, outputs, strict=True):
+        assert_bits_equal(output, expected)
+    for name, grad in gradients(again, inputs, grads).items():
+        assert_bits_equal(grad, found[name])
