@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -47,13 +47,15 @@ def put_in(kernel: ModuleType, model: nn.Module, layer_name: str) -> int:
     return sum(getattr(module.forward, "__func__", None) is forward for module in model.modules())
 
 
-def median_seconds(calls: dict[str, Callable[[], object]], rounds: int, repeats: int = 1) -> dict[str, float]:
-    """Time calls in turn, so that a drift of the machine's speed reaches all of them, and return their medians."""
+def median_seconds(
+    calls: Mapping[str, Callable[..., object]], argument: object, rounds: int, repeats: int = 1
+) -> dict[str, float]:
+    """Time calls with an argument in turn, so that a drift of the machine's speed reaches all of them, and return their medians."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             start = time.perf_counter()
             for _ in range(repeats):
-                call()
+                call(argument)
             seconds[name].append((time.perf_counter() - start) / repeats)
     return {name: statistics.median(values) for name, values in seconds.items()}

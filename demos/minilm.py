@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 
 import torch
 from _report import load_kernel, median_seconds, package_directory, put_in
@@ -53,10 +54,10 @@ def main() -> int:
     print(f"\nembeddings {'agree' if right else 'DISAGREE'}, largest difference {difference:.2g}, allowed {TOLERANCE}")
 
     models = {"without": plain, "with": kernelized}
-    seconds = median_seconds({name: lambda model=model: embed(model, batch) for name, model in models.items()}, 15)
+    seconds = median_seconds({name: partial(embed, model) for name, model in models.items()}, batch, rounds=15)
     rows = torch.randn(*batch["input_ids"].shape, plain.config.hidden_size)
     norms = {name: model.embeddings.LayerNorm for name, model in models.items()}
-    norm_seconds = median_seconds({name: lambda norm=norm: norm(rows) for name, norm in norms.items()}, 20, 200)
+    norm_seconds = median_seconds(norms, rows, rounds=20, repeats=200)
     for name in models:
         print(f"{name:10} {norm_seconds[name] * 1e6:.1f} us per norm call, {seconds[name] * 1e3:.1f} ms per batch")
     return 0 if right else 1

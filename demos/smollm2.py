@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 
 import torch
 from _report import load_kernel, median_seconds, package_directory, put_in
@@ -54,10 +55,9 @@ def main() -> int:
 
     row = torch.randn(1, 1, plain.config.hidden_size)
     norms = {"without": plain.model.norm, "with": kernelized.model.norm}
-    norm_seconds = median_seconds({name: lambda norm=norm: norm(row) for name, norm in norms.items()}, 20, 500)
+    norm_seconds = median_seconds(norms, row, rounds=20, repeats=500)
     models = {"without": plain, "with": kernelized}
-    calls = {name: lambda model=model: answer(model, prompt) for name, model in models.items()}
-    model_seconds = median_seconds(calls, 3)
+    model_seconds = median_seconds({name: partial(answer, model) for name, model in models.items()}, prompt, rounds=3)
     for name in models:
         token_ms = model_seconds[name] / len(our_answer) * 1e3
         print(f"{name:10} {norm_seconds[name] * 1e6:.1f} us per norm call, {token_ms:.1f} ms per token")

@@ -44,12 +44,12 @@ class Copy:
 def manifest(family: Family) -> list[Copy]:
     """Returns every copy that the family must hold."""
     fixed = {
-        "python/checks.py": family.package / "_checks.py",
         "conftest.py": family.directory / "tests" / "conftest.py",
         "flake.nix": family.directory / "flake.nix",
         "flake.lock": family.directory / "flake.lock",
     }
     copies = [Copy(COMMON / source, target) for source, target in fixed.items()]
+    copies += [Copy(path, family.package / f"_{path.name}") for path in sorted((COMMON / "python").glob("*.py"))]
     shared = sorted(path for path in family.listed if path.startswith("common/"))
     return copies + [Copy(ROOT / path, family.directory / path) for path in shared]
 

@@ -1,4 +1,4 @@
-"""The cases of `./dev bench normalization`: rows and widths of models, every dtype, both directions, two thread counts."""
+"""The cases of `./dev bench normalization`: rows and widths of models, all dtypes, both directions, 1 and 2 threads."""
 
 from __future__ import annotations
 

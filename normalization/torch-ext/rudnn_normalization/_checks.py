@@ -6,6 +6,7 @@ one by one, each of which raises the family's error or passes.
 
 from __future__ import annotations
 
+import math
 import numbers
 import sys
 from typing import NoReturn
@@ -91,9 +92,11 @@ class ArgumentChecks:
 
     def positive(self, name: str, value: object) -> float:
         """Require a finite number greater than zero."""
-        if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        number = float(value) if is_number and abs(value) <= sys.float_info.max else math.nan
+        if not 0 < number <= sys.float_info.max:
             self.fail(name, "be a finite number > 0", value)
-        return float(value)
+        return number
 
     def flag(self, name: str, value: object) -> None:
         """Require True or False."""

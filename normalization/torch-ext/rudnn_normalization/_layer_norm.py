@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from . import _rows
+from ._autograd import Gradients, first_order_only, needs_autograd
 from ._checks import ArgumentChecks
 from ._ops import add_op_namespace_prefix, ops
 
@@ -51,7 +51,7 @@ def layer_norm(
         check = _rows.checks("layer_norm")
         _rows.check_rows(check, input)
         epsilon = _check_affine(check, input, gamma, beta, epsilon)
-    if _rows.needs_autograd(input, gamma, beta):
+    if needs_autograd(input, gamma, beta):
         return _LayerNorm.apply(input, gamma, beta, epsilon)
     return _layer_norm_op(input, gamma, beta, epsilon)
 
@@ -97,7 +97,7 @@ def fused_add_layer_norm(
         _rows.check_rows(check, input)
         check.like("residual", residual, "input", input)
         epsilon = _check_affine(check, input, gamma, beta, epsilon)
-    if _rows.needs_autograd(input, residual, gamma, beta):
+    if needs_autograd(input, residual, gamma, beta):
         return _FusedAddLayerNorm.apply(input, residual, gamma, beta, epsilon)
     return _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
 
@@ -129,8 +129,8 @@ class _LayerNorm(torch.autograd.Function):
         return _layer_norm_op(input, gamma, beta, epsilon)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    @first_order_only
+    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:
         input, gamma = ctx.saved_tensors
         need_input, need_gamma, need_beta = ctx.needs_input_grad[:3]
         grad_input, grad_gamma, grad_beta = _layer_norm_backward_op(
@@ -157,8 +157,8 @@ class _FusedAddLayerNorm(torch.autograd.Function):
         return output, sum
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, grad_sum: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    @first_order_only
+    def backward(ctx: Any, grad: torch.Tensor, grad_sum: torch.Tensor) -> Gradients:
         sum, gamma = ctx.saved_tensors
         need_input, need_residual, need_gamma, need_beta = ctx.needs_input_grad[:4]
         grad_rows, grad_gamma, grad_beta = _layer_norm_backward_op(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from . import _rows
+from ._autograd import Gradients, first_order_only, needs_autograd
 from ._ops import add_op_namespace_prefix, ops
 
 _ACTIVATIONS = ("silu", "sigmoid")
@@ -56,7 +56,7 @@ def rms_norm(
         _rows.check_parameter(check, "gamma", gamma, input)
         epsilon = check.positive("epsilon", epsilon)
         check.flag("zero_centered", zero_centered)
-    if _rows.needs_autograd(input, gamma):
+    if needs_autograd(input, gamma):
         return _RmsNorm.apply(input, gamma, epsilon, zero_centered)
     return _rms_norm_op(input, gamma, epsilon, zero_centered)
 
@@ -100,7 +100,7 @@ def rms_norm_gated(
         _rows.check_parameter(check, "gamma", gamma, input)
         epsilon = check.positive("epsilon", epsilon)
         check.choice("activation", activation, _ACTIVATIONS)
-    if _rows.needs_autograd(input, gate, gamma):
+    if needs_autograd(input, gate, gamma):
         return _RmsNormGated.apply(input, gate, gamma, epsilon, activation)
     return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
 
@@ -140,7 +140,7 @@ def fused_add_rms_norm(
         check.like("residual", residual, "input", input)
         _rows.check_parameter(check, "gamma", gamma, input)
         epsilon = check.positive("epsilon", epsilon)
-    if _rows.needs_autograd(input, residual, gamma):
+    if needs_autograd(input, residual, gamma):
         return _FusedAddRmsNorm.apply(input, residual, gamma, epsilon)
     return _fused_add_rms_norm_op(input, residual, gamma, epsilon)
 
@@ -156,8 +156,8 @@ class _RmsNorm(torch.autograd.Function):
         return _rms_norm_op(input, gamma, epsilon, zero_centered)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    @first_order_only
+    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:
         input, gamma = ctx.saved_tensors
         need_input, need_gamma = ctx.needs_input_grad[:2]
         grad_input, grad_gamma = _rms_norm_backward_op(
@@ -182,8 +182,8 @@ class _RmsNormGated(torch.autograd.Function):
         return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    @first_order_only
+    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:
         input, gate, gamma = ctx.saved_tensors
         need_input, need_gate, need_gamma = ctx.needs_input_grad[:3]
         grad_input, grad_gate, grad_gamma = _rms_norm_gated_backward_op(
@@ -209,8 +209,8 @@ class _FusedAddRmsNorm(torch.autograd.Function):
         return output, sum
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, grad_sum: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    @first_order_only
+    def backward(ctx: Any, grad: torch.Tensor, grad_sum: torch.Tensor) -> Gradients:
         sum, gamma = ctx.saved_tensors
         need_input, need_residual, need_gamma = ctx.needs_input_grad[:3]
         need_sum = need_input or need_residual

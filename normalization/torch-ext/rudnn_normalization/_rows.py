@@ -1,11 +1,10 @@
-"""What the functions of this package share: their error, their checks, and when autograd is needed."""
+"""What the functions of this package share: their error, their checks and their fake results."""
 
 from __future__ import annotations
 
 from math import inf
 
 import torch
-from torch.autograd import forward_ad
 
 from ._checks import FLOAT_DTYPES, ArgumentChecks, served_devices
 from ._ops import add_op_namespace_prefix, ops
@@ -84,21 +83,6 @@ def check_parameter(check: ArgumentChecks, name: str, parameter: object, input: 
     check.dtype(name, parameter, torch.float32, input.dtype)
     check.shape(name, parameter, tuple(input.shape[-1:]))
     check.device(name, parameter, "input", input)
-
-
-def needs_autograd(*tensors: torch.Tensor | None) -> bool:
-    """Tell whether a call must be recorded: a gradient can be asked for, or forward-mode differentiation is on.
-
-    The latter is not supported, and recording the call makes PyTorch say so.
-    """
-    if forward_ad._current_level >= 0:
-        return True
-    if not torch.is_grad_enabled():
-        return False
-    for tensor in tensors:
-        if tensor is not None and tensor.requires_grad:
-            return True
-    return False
 
 
 def fake_like(input: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:

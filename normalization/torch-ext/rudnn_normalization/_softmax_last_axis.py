@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from . import _rows
+from ._autograd import Gradients, first_order_only, needs_autograd
 from ._ops import add_op_namespace_prefix, ops
 
 _softmax_op = ops.softmax_last_axis.default
@@ -37,7 +37,7 @@ def softmax_last_axis(input: torch.Tensor) -> torch.Tensor:
         valid = False
     if not valid:
         _rows.check_rows(_rows.checks("softmax_last_axis"), input)
-    if _rows.needs_autograd(input):
+    if needs_autograd(input):
         return _SoftmaxLastAxis.apply(input)
     return _softmax_op(input)
 
@@ -50,10 +50,10 @@ class _SoftmaxLastAxis(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    @first_order_only
+    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:
         (output,) = ctx.saved_tensors
-        return _softmax_backward_op(grad, output)
+        return (_softmax_backward_op(grad, output),)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("softmax_last_axis"))
