@@ -50,7 +50,7 @@ def put_in(kernel: ModuleType, model: nn.Module, layer_name: str) -> int:
 def median_seconds(
     calls: Mapping[str, Callable[..., object]], argument: object, rounds: int, repeats: int = 1
 ) -> dict[str, float]:
-    """Time calls with an argument in turn, so that a drift of the machine's speed reaches all of them, and return their medians."""
+    """Time calls with an argument in turn, so that drift reaches all of them, and return their median seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():

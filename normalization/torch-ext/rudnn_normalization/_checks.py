@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import sys
 from typing import NoReturn
 
 import torch
@@ -92,9 +91,11 @@ class ArgumentChecks:
 
     def positive(self, name: str, value: object) -> float:
         """Require a finite number greater than zero."""
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        number = float(value) if is_number and abs(value) <= sys.float_info.max else math.nan
-        if not 0 < number <= sys.float_info.max:
+        try:
+            number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+        except OverflowError:
+            number = math.inf
+        if not 0 < number < math.inf:
             self.fail(name, "be a finite number > 0", value)
         return number
 

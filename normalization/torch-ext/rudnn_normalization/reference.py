@@ -71,7 +71,7 @@ def rms_norm_gated(
     input and gate are ``[..., H]``, gamma is ``[H]``, the result is ``[..., H]``. Qwen3-Next has silu, Kimi-Linear
     sigmoid.
     """
-    activate = {"silu": F.silu, "sigmoid": torch.sigmoid}[activation]
+    activate = torch.sigmoid if activation == "sigmoid" else F.silu
     normalised = _rms_norm(input, gamma, epsilon, False, compute_dtype)
     return _round(normalised * activate(gate.to(compute_dtype)), input.dtype)
 
