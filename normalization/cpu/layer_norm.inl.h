@@ -134,7 +134,8 @@ template <class T>
       }
       if (grad_beta != nullptr) store(grad_beta + offset, upstream + load(grad_beta + offset, lanes), lanes);
       if (grad_input != nullptr) {
-        const Vec centred = fma(upstream, load(gamma + offset, lanes), -mean_upstream);
+        // Rounded as in the mean, so that a row of one element has a gradient of exactly 0.
+        const Vec centred = upstream * load(gamma + offset, lanes) - mean_upstream;
         Vec gradient = fma(-normalised, projection, centred) * root * factor;
         if (grad_sum != nullptr) gradient = gradient + load(grad_sum + offset, lanes);
         store(grad_input + offset, gradient, lanes);

@@ -10,38 +10,51 @@
 
 namespace rudnn::cpu {
 
-// Calls body(begin, end, sums) over chunks of rows in parallel. sums[p] is a zeroed float32 [width] of the chunk's own,
-// to which it adds its rows' contributions to gradients[p]; null where gradients[p] is null. The chunks' sums are then
-// added in order and written to the gradients, which are float32 [width] each.
+// Calls body(begin, end, sums) over blocks of rows in parallel. sums[p] is a zeroed float32 [width], to which body adds
+// the rows' contributions to gradients[p]; null where gradients[p] is null. The blocks' sums are then added in order,
+// in float64, and written to the gradients, which are float32 [width] each.
 template <int kParameters, class Body>
 void sum_parameter_gradients(int64_t rows, int64_t width, const Tensor* const (&gradients)[kParameters],
                              const Body& body) {
-  // Large enough that adding the sums up costs little beside the rows; at most 128 chunks.
-  const int64_t chunk_rows = std::max({int64_t{8}, ceil_div(kParallelElements, width), ceil_div(rows, 128)});
+  // So few rows that their float32 sum loses about one rounding.
+  constexpr int64_t kBlockRows = 16;
+  // A chunk of blocks is the work of one thread at a time; at most 128 of them, or their totals would outgrow the rows.
+  const int64_t least_rows = std::max(ceil_div(kParallelElements, width), ceil_div(rows, 128));
+  const int64_t chunk_rows = ceil_div(least_rows, kBlockRows) * kBlockRows;
   const int64_t chunks = ceil_div(rows, chunk_rows);
 
-  std::vector<float> partial_sums[kParameters];
+  std::vector<double> totals[kParameters];
   for (int p = 0; p < kParameters; ++p) {
-    if (gradients[p] != nullptr) partial_sums[p].resize(chunks * width);
+    if (gradients[p] != nullptr) totals[p].resize(chunks * width);
   }
   parallel_for(chunks, chunk_rows * width, [&](int64_t first, int64_t last) {
+    std::vector<float> block_sums[kParameters];
+    float* sums[kParameters];
+    for (int p = 0; p < kParameters; ++p) {
+      if (gradients[p] != nullptr) block_sums[p].resize(width);
+      sums[p] = gradients[p] != nullptr ? block_sums[p].data() : nullptr;
+    }
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      float* sums[kParameters];
-      for (int p = 0; p < kParameters; ++p) {
-        sums[p] = gradients[p] != nullptr ? partial_sums[p].data() + chunk * width : nullptr;
+      const int64_t end = std::min(rows, (chunk + 1) * chunk_rows);
+      for (int64_t begin = chunk * chunk_rows; begin < end; begin += kBlockRows) {
+        for (auto& block_sum : block_sums) std::fill(block_sum.begin(), block_sum.end(), 0.0f);
+        body(begin, std::min(end, begin + kBlockRows), sums);
+        for (int p = 0; p < kParameters; ++p) {
+          double* total = totals[p].data() + chunk * width;
+          for (size_t i = 0; i < block_sums[p].size(); ++i) total[i] += block_sums[p][i];
+        }
       }
-      body(chunk * chunk_rows, std::min(rows, (chunk + 1) * chunk_rows), sums);
     }
   });
   for (int p = 0; p < kParameters; ++p) {
     if (gradients[p] == nullptr) continue;
     auto* gradient = static_cast<float*>(gradients[p]->mutable_data_ptr());
-    const float* partial = partial_sums[p].data();
     parallel_for(width, std::max(chunks, int64_t{1}), [&](int64_t begin, int64_t end) {
-      std::fill(gradient + begin, gradient + end, 0.0f);
-      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        for (int64_t i = begin; i < end; ++i) gradient[i] += partial[chunk * width + i];
+      double* sum = totals[p].data();
+      for (int64_t chunk = 1; chunk < chunks; ++chunk) {
+        for (int64_t i = begin; i < end; ++i) sum[i] += totals[p][chunk * width + i];
       }
+      for (int64_t i = begin; i < end; ++i) gradient[i] = chunks > 0 ? static_cast<float>(sum[i]) : 0.0f;
     });
   }
 }

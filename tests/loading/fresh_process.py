@@ -66,11 +66,12 @@ def clean_environment(directory: Path, **variables: str) -> dict[str, str]:
         "HOME": str(home),
         "TMPDIR": str(writable),
         "TEST_WRITABLE": str(writable),
-        "PYTHONPYCACHEPREFIX": str(writable / "pycache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
         "HF_HUB_OFFLINE": "1",
         "http_proxy": "http://127.0.0.1:9",
         "https_proxy": "http://127.0.0.1:9",
         "OMP_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "PASSIVE",
         **variables,
     }
 
