@@ -1,5 +1,6 @@
 // One name for the tensor type of the two ABIs that a build can target: PyTorch's stable ABI (CPU, CUDA) and its full
-// C++ API (Metal, where no stable command queue exists). Only this file and torch_binding.cpp know which one is in use.
+// C++ API (Metal, where no stable command queue exists; nothing compiles that branch yet). Only this file and
+// torch_binding.cpp know which one is in use.
 #pragma once
 
 #if defined(METAL_KERNEL)
@@ -66,6 +67,7 @@ inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& tensor) 
 
 inline const Tensor* pointer_to(const std::optional<Tensor>& tensor) { return tensor ? &*tensor : nullptr; }
 
+// The data of an argument that may be missing.
 inline const void* const_data_or_null(const Tensor* tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
 
 inline void* mutable_data_or_null(const Tensor* tensor) { return tensor ? tensor->mutable_data_ptr() : nullptr; }

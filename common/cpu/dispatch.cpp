@@ -1,6 +1,7 @@
 #include "common/cpu/dispatch.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <iterator>
 #include <stdexcept>
@@ -9,9 +10,10 @@ namespace rudnn::cpu {
 namespace {
 
 constexpr const char* kNames[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx"};
+static_assert(std::size(kNames) == static_cast<size_t>(Isa::kAmx) + 1, "one name for each level, in order");
 
 Isa detect() {
-#if defined(__x86_64__)
+#if RUDNN_X86_ISAS
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (!avx2) return Isa::kGeneric;
@@ -47,8 +49,9 @@ Isa isa() { return kChoice.isa; }
 
 std::string isa_name() {
   if (!kChoice.rejected_cap.empty()) {
-    throw std::runtime_error("RUDNN_CPU_ISA must be generic, avx2, avx512, avx512_bf16 or amx, got '" +
-                             kChoice.rejected_cap + "'");
+    std::string message = "RUDNN_CPU_ISA must be one of";
+    for (const char* name : kNames) message += std::string(" ") + name;
+    throw std::runtime_error(message + ", got '" + kChoice.rejected_cap + "'");
   }
   return kNames[static_cast<int>(kChoice.isa)];
 }

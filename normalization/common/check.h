@@ -2,9 +2,12 @@
 // The full contract, with the family's own exception, is checked in Python before the op is called.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "common/tensor.h"
 
@@ -48,9 +51,18 @@ inline void check_shape(const char* op, const char* argument, const Tensor& tens
   }
 }
 
+inline std::string describe_device(const Tensor& tensor) {
+  const auto device = tensor.device();
+  std::ostringstream text;
+  text << "type " << static_cast<int>(device.type()) << " index " << static_cast<int>(device.index());
+  return text.str();
+}
+
 // `reference` is the argument whose device the others share.
 inline void check_same_device(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference) {
-  if (tensor.device() != reference.device()) fail_check(op, argument, "must be on the device of the other arguments");
+  if (tensor.device() != reference.device()) {
+    fail_check(op, argument, "must be on device " + describe_device(reference) + ", got " + describe_device(tensor));
+  }
 }
 
 // A tensor that goes with `reference` element by element: same shape, dtype and device.

@@ -1,8 +1,7 @@
 #include "cpu/layer_norm.h"
 
-#include <vector>
-
 #include "common/cpu/dispatch.h"
+#include "common/cpu/float_row.h"
 #include "common/cpu/memory.h"
 #include "cpu/parameter_gradients.h"
 #include "ops/layer_norm.h"
@@ -11,45 +10,40 @@ namespace rudnn {
 
 void launch_layer_norm(const LayerNormCall& call) {
   static const auto rows = RUDNN_CHOOSE(layer_norm_rows);
+  const cpu::FloatRow gamma(call.gamma);
+  const cpu::FloatRow beta(call.beta);
   LayerNormArgs args;
   args.dtype = dtype_of(*call.input);
-  args.gamma_dtype = dtype_of(*call.gamma);
-  args.beta_dtype = call.beta != nullptr ? dtype_of(*call.beta) : DType::kFloat32;
   args.width = call.gamma->numel();
   args.epsilon = call.epsilon;
   args.input = call.input->const_data_ptr();
   args.residual = const_data_or_null(call.residual);
-  args.gamma = call.gamma->const_data_ptr();
-  args.beta = const_data_or_null(call.beta);
+  args.gamma = gamma.data();
+  args.beta = beta.data();
   args.output = call.output->mutable_data_ptr();
   args.sum = mutable_data_or_null(call.sum);
-  cpu::advise_huge_pages(*call.output);
-  if (call.sum != nullptr) cpu::advise_huge_pages(*call.sum);
-  cpu::parallel_for(call.input->numel() / args.width, args.width, [&](int64_t begin, int64_t end) {
-    const bool widen = args.gamma_dtype != DType::kFloat32 || args.beta_dtype != DType::kFloat32;
-    std::vector<float> scratch(widen ? 2 * args.width : 0);
-    rows(args, begin, end, scratch.data());
-  });
+  cpu::advise_huge_pages(call.output);
+  cpu::advise_huge_pages(call.sum);
+  cpu::parallel_for(call.input->numel() / args.width, args.width,
+                    [&](int64_t begin, int64_t end) { rows(args, begin, end); });
 }
 
 void launch_layer_norm_backward(const LayerNormBackwardCall& call) {
   static const auto rows = RUDNN_CHOOSE(layer_norm_backward_rows);
+  const cpu::FloatRow gamma(call.gamma);
   LayerNormBackwardArgs args;
   args.dtype = dtype_of(*call.input);
-  args.gamma_dtype = dtype_of(*call.gamma);
   args.width = call.gamma->numel();
   args.epsilon = call.epsilon;
   args.grad = call.grad->const_data_ptr();
   args.grad_sum = const_data_or_null(call.grad_sum);
   args.input = call.input->const_data_ptr();
-  args.gamma = call.gamma->const_data_ptr();
+  args.gamma = gamma.data();
   args.grad_input = mutable_data_or_null(call.grad_input);
-  if (call.grad_input != nullptr) cpu::advise_huge_pages(*call.grad_input);
-  cpu::sum_parameter_gradients<2>(call.input->numel() / args.width, args.width, {call.grad_gamma, call.grad_beta},
-                                  [&](int64_t begin, int64_t end, float* const* sums) {
-                                    std::vector<float> scratch(args.gamma_dtype == DType::kFloat32 ? 0 : args.width);
-                                    rows(args, begin, end, scratch.data(), sums[0], sums[1]);
-                                  });
+  cpu::advise_huge_pages(call.grad_input);
+  cpu::sum_parameter_gradients<2>(
+      call.input->numel() / args.width, args.width, {call.grad_gamma, call.grad_beta},
+      [&](int64_t begin, int64_t end, float* const* sums) { rows(args, begin, end, sums[0], sums[1]); });
 }
 
 }  // namespace rudnn

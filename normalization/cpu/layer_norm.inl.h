@@ -5,46 +5,43 @@
 namespace rudnn::RUDNN_ISA {
 namespace {
 
-template <class T>
-double sum_of(const T* row, int64_t width, float scale) {
-  const Vec factor = broadcast(scale);
-  return sum_vectors<1>(width, [&](int64_t offset, auto lanes,
-                                   Vec* total) { total[0] = fma(load(row + offset, lanes), factor, total[0]); })
-      .value[0];
-}
-
-// The mean in two parts, so that no digit of a deviation is lost to a large mean: x - mean = (x - centre) - correction.
-struct Statistics {
+// Of a row multiplied by scale.factor. The mean is in two parts, so that no digit of a deviation is lost to a large
+// mean: x - mean = (x - centre) - correction.
+struct LayerStatistics {
+  RowScale scale;
   float centre;
   float correction;
-  double variance;
+  double variance;  // epsilon included
+  // In the backward, with d the gradient that reaches the normalised row: the sums of d and of d * (x - mean).
+  double upstream;
+  double product;
+
+  bool usable() const { return in_range(variance) && is_finite(product); }
 };
 
-// deviation_sums holds the sums of x - centre and of its square.
-inline Statistics statistics_of(float centre, double deviation, double squared_deviation, int64_t width) {
-  const double correction = deviation / width;
-  const double variance = squared_deviation / width - correction * correction;
-  return {centre, static_cast<float>(correction), variance < 0 ? 0 : variance};
+// From the sums over the row of x - centre, its square, d, and d * (x - centre).
+inline LayerStatistics statistics_from(RowScale scale, float centre, const Sums<4>& sums, int64_t width) {
+  const double correction = sums.value[0] / width;
+  const double variance = sums.value[1] / width - correction * correction;
+  return {scale,
+          centre,
+          static_cast<float>(correction),
+          (variance < 0 ? 0 : variance) + scale.epsilon,
+          sums.value[2],
+          sums.value[3] - correction * sums.value[2]};
 }
 
 template <class T>
-Statistics statistics(const T* row, int64_t width, float scale) {
-  const auto centre = static_cast<float>(sum_of(row, width, scale) / width);
-  const Vec centres = broadcast(centre);
-  const Vec factor = broadcast(scale);
-  const Sums<2> sums = sum_vectors<2>(width, [&](int64_t offset, auto lanes, Vec* total) {
-    const Vec deviation = keep(load(row + offset, lanes) * factor - centres, lanes, broadcast(0.0f));
-    total[0] = total[0] + deviation;
-    total[1] = fma(deviation, deviation, total[1]);
+float mean_of(const T* row, int64_t width, Vec factor) {
+  const Sums<1> sum = sum_vectors<1>(width, [&](int64_t offset, auto lanes, Vec* total) {
+    total[0] = fma(load(row + offset, lanes), factor, total[0]);
   });
-  return statistics_of(centre, sums.value[0], sums.value[1], width);
+  return static_cast<float>(sum.value[0] / width);
 }
 
 template <class T>
-[[gnu::flatten]] void forward(const LayerNormArgs& args, int64_t begin, int64_t end, float* scratch) {
+[[gnu::flatten]] void forward(const LayerNormArgs& args, int64_t begin, int64_t end) {
   const int64_t width = args.width;
-  const float* gamma = widen_row(args.gamma, args.gamma_dtype, width, scratch);
-  const float* beta = args.beta ? widen_row(args.beta, args.beta_dtype, width, scratch + width) : nullptr;
   for (int64_t row = begin; row < end; ++row) {
     const T* input = static_cast<const T*>(args.input) + row * width;
     const T* next_input = row + 1 < end ? input + width : input;
@@ -55,23 +52,28 @@ template <class T>
       add_rows(input, static_cast<const T*>(args.residual) + row * width, sum, width);
       x = sum;
     }
-    float scale = 1.0f;
-    double epsilon = args.epsilon;
-    Statistics stats = statistics(x, width, scale);
-    if (!in_range(stats.variance + epsilon)) {
-      scale = power_of_two_scale(x, width);
-      epsilon = args.epsilon * scale * scale;
-      stats = statistics(x, width, scale);
-    }
-    const Vec factor = broadcast(scale);
-    const Vec centre = broadcast(stats.centre);
-    const Vec correction = broadcast(stats.correction);
-    const Vec root = broadcast(reciprocal_root(stats.variance + epsilon));
+
+    const LayerStatistics statistics = measure_in_range(x, width, args.epsilon, [&](RowScale scale) {
+      const Vec factor = broadcast(scale.factor);
+      const float centre = mean_of(x, width, factor);
+      const Sums<2> sums = sum_vectors<2>(width, [&](int64_t offset, auto lanes, Vec* total) {
+        const Vec scaled = load(x + offset, lanes) * factor;
+        const Vec deviation = keep(scaled - broadcast(centre), lanes, broadcast(0.0f));
+        total[0] = total[0] + deviation;
+        total[1] = fma(deviation, deviation, total[1]);
+      });
+      return statistics_from(scale, centre, {{sums.value[0], sums.value[1], 0, 0}}, width);
+    });
+    const Vec factor = broadcast(statistics.scale.factor);
+    const Vec centre = broadcast(statistics.centre);
+    const Vec correction = broadcast(statistics.correction);
+    const Vec root = broadcast(reciprocal_root(statistics.variance));
+
     for_each_vector(width, [&](int64_t offset, auto lanes) {
-      prefetch(next_input + offset);
+      __builtin_prefetch(next_input + offset);
       const Vec normalised = ((load(x + offset, lanes) * factor - centre) - correction) * root;
-      const Vec shift = beta != nullptr ? load(beta + offset, lanes) : broadcast(0.0f);
-      store(output + offset, fma(normalised, load(gamma + offset, lanes), shift), lanes);
+      const Vec shift = args.beta != nullptr ? load(args.beta + offset, lanes) : broadcast(0.0f);
+      store(output + offset, fma(normalised, load(args.gamma + offset, lanes), shift), lanes);
     });
   }
 }
@@ -79,10 +81,9 @@ template <class T>
 // With n the normalised row and d = grad * gamma, the gradient of x is
 // (d - mean(d) - n * mean(d * n)) / sqrt(variance(x) + epsilon).
 template <class T>
-[[gnu::flatten]] void backward(const LayerNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
-                               float* grad_gamma, float* grad_beta) {
+[[gnu::flatten]] void backward(const LayerNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma,
+                               float* grad_beta) {
   const int64_t width = args.width;
-  const float* gamma = widen_row(args.gamma, args.gamma_dtype, width, scratch);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(args.input) + row * width;
     const T* grad = static_cast<const T*>(args.grad) + row * width;
@@ -90,43 +91,31 @@ template <class T>
     T* grad_input = args.grad_input ? static_cast<T*>(args.grad_input) + row * width : nullptr;
     const int64_t to_next_row = row + 1 < end ? width : 0;
 
-    // Sums of x - centre, its square, d, and d * (x - centre).
-    const auto sums_around = [&](float centre, float scale) {
-      const Vec centres = broadcast(centre);
-      const Vec factor = broadcast(scale);
-      return sum_vectors<4>(width, [&](int64_t offset, auto lanes, Vec* total) {
-        const Vec deviation = keep(load(x + offset, lanes) * factor - centres, lanes, broadcast(0.0f));
-        const Vec upstream = load(grad + offset, lanes) * load(gamma + offset, lanes);
+    const LayerStatistics statistics = measure_in_range(x, width, args.epsilon, [&](RowScale scale) {
+      const Vec factor = broadcast(scale.factor);
+      const float centre = mean_of(x, width, factor);
+      const Sums<4> sums = sum_vectors<4>(width, [&](int64_t offset, auto lanes, Vec* total) {
+        const Vec scaled = load(x + offset, lanes) * factor;
+        const Vec deviation = keep(scaled - broadcast(centre), lanes, broadcast(0.0f));
+        const Vec upstream = load(grad + offset, lanes) * load(args.gamma + offset, lanes);
         total[0] = total[0] + deviation;
         total[1] = fma(deviation, deviation, total[1]);
         total[2] = total[2] + upstream;
         total[3] = fma(upstream, deviation, total[3]);
       });
-    };
-    float scale = 1.0f;
-    double epsilon = args.epsilon;
-    auto centre_value = static_cast<float>(sum_of(x, width, scale) / width);
-    Sums<4> sums = sums_around(centre_value, scale);
-    Statistics stats = statistics_of(centre_value, sums.value[0], sums.value[1], width);
-    if (!in_range(stats.variance + epsilon)) {
-      scale = power_of_two_scale(x, width);
-      epsilon = args.epsilon * scale * scale;
-      centre_value = static_cast<float>(sum_of(x, width, scale) / width);
-      sums = sums_around(centre_value, scale);
-      stats = statistics_of(centre_value, sums.value[0], sums.value[1], width);
-    }
-    const float root_value = reciprocal_root(stats.variance + epsilon);
-    const double product = sums.value[3] - stats.correction * sums.value[2];
-    const Vec factor = broadcast(scale);
-    const Vec centre = broadcast(stats.centre);
-    const Vec correction = broadcast(stats.correction);
+      return statistics_from(scale, centre, sums, width);
+    });
+    const float root_value = reciprocal_root(statistics.variance);
+    const Vec factor = broadcast(statistics.scale.factor);
+    const Vec centre = broadcast(statistics.centre);
+    const Vec correction = broadcast(statistics.correction);
     const Vec root = broadcast(root_value);
-    const Vec mean_upstream = broadcast(static_cast<float>(sums.value[2] / width));
-    const Vec projection = broadcast(static_cast<float>(product * root_value / width));
+    const Vec mean_upstream = broadcast(static_cast<float>(statistics.upstream / width));
+    const Vec projection = broadcast(static_cast<float>(statistics.product * root_value / width));
 
     for_each_vector(width, [&](int64_t offset, auto lanes) {
-      prefetch(x + to_next_row + offset);
-      prefetch(grad + to_next_row + offset);
+      __builtin_prefetch(x + to_next_row + offset);
+      __builtin_prefetch(grad + to_next_row + offset);
       const Vec normalised = ((load(x + offset, lanes) * factor - centre) - correction) * root;
       const Vec upstream = load(grad + offset, lanes);
       if (grad_gamma != nullptr) {
@@ -135,7 +124,7 @@ template <class T>
       if (grad_beta != nullptr) store(grad_beta + offset, upstream + load(grad_beta + offset, lanes), lanes);
       if (grad_input != nullptr) {
         // Rounded as in the mean, so that a row of one element has a gradient of exactly 0.
-        const Vec centred = upstream * load(gamma + offset, lanes) - mean_upstream;
+        const Vec centred = upstream * load(args.gamma + offset, lanes) - mean_upstream;
         Vec gradient = fma(-normalised, projection, centred) * root * factor;
         if (grad_sum != nullptr) gradient = gradient + load(grad_sum + offset, lanes);
         store(grad_input + offset, gradient, lanes);
@@ -146,14 +135,14 @@ template <class T>
 
 }  // namespace
 
-void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end, float* scratch) {
-  visit_dtype(args.dtype, [&](auto element) { forward<typename decltype(element)::type>(args, begin, end, scratch); });
+void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) {
+  visit_dtype(args.dtype, [&](auto element) { forward<typename decltype(element)::type>(args, begin, end); });
 }
 
-void layer_norm_backward_rows(const LayerNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
-                              float* grad_gamma, float* grad_beta) {
+void layer_norm_backward_rows(const LayerNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma,
+                              float* grad_beta) {
   visit_dtype(args.dtype, [&](auto element) {
-    backward<typename decltype(element)::type>(args, begin, end, scratch, grad_gamma, grad_beta);
+    backward<typename decltype(element)::type>(args, begin, end, grad_gamma, grad_beta);
   });
 }
 

@@ -1,4 +1,6 @@
-#if defined(__x86_64__)
+#include "common/cpu/isa.h"
+
+#if RUDNN_X86_ISAS
 #include "common/cpu/vec_avx512.h"
 #include "cpu/layer_norm.inl.h"
 #endif

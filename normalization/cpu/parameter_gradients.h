@@ -16,11 +16,17 @@ namespace rudnn::cpu {
 template <int kParameters, class Body>
 void sum_parameter_gradients(int64_t rows, int64_t width, const Tensor* const (&gradients)[kParameters],
                              const Body& body) {
-  // So few rows that their float32 sum loses about one rounding.
-  constexpr int64_t kBlockRows = 16;
+  if (std::all_of(gradients, gradients + kParameters, [](const Tensor* gradient) { return gradient == nullptr; })) {
+    float* const no_sums[kParameters] = {};
+    parallel_for(rows, width, [&](int64_t begin, int64_t end) { body(begin, end, no_sums); });
+    return;
+  }
   // A chunk of blocks is the work of one thread at a time; at most 128 of them, or their totals would outgrow the rows.
   const int64_t least_rows = std::max(ceil_div(kParallelElements, width), ceil_div(rows, 128));
-  const int64_t chunk_rows = ceil_div(least_rows, kBlockRows) * kBlockRows;
+  // In so short a block a float32 sum loses no more than PyTorch's own; wide rows get shorter ones, to have chunks to
+  // share out.
+  const int64_t block_rows = std::clamp(least_rows, int64_t{4}, int64_t{16});
+  const int64_t chunk_rows = ceil_div(least_rows, block_rows) * block_rows;
   const int64_t chunks = ceil_div(rows, chunk_rows);
 
   std::vector<double> totals[kParameters];
@@ -36,9 +42,9 @@ void sum_parameter_gradients(int64_t rows, int64_t width, const Tensor* const (&
     }
     for (int64_t chunk = first; chunk < last; ++chunk) {
       const int64_t end = std::min(rows, (chunk + 1) * chunk_rows);
-      for (int64_t begin = chunk * chunk_rows; begin < end; begin += kBlockRows) {
+      for (int64_t begin = chunk * chunk_rows; begin < end; begin += block_rows) {
         for (auto& block_sum : block_sums) std::fill(block_sum.begin(), block_sum.end(), 0.0f);
-        body(begin, std::min(end, begin + kBlockRows), sums);
+        body(begin, std::min(end, begin + block_rows), sums);
         for (int p = 0; p < kParameters; ++p) {
           double* total = totals[p].data() + chunk * width;
           for (size_t i = 0; i < block_sums[p].size(); ++i) total[i] += block_sums[p][i];

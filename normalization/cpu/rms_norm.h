@@ -10,41 +10,37 @@ namespace rudnn {
 
 // Rows are contiguous, `width` elements each. Pointers marked optional may be null.
 struct RmsNormArgs {
-  DType dtype;        // of everything but gamma
-  DType gamma_dtype;  // float32 or dtype
-  int64_t width;
-  double epsilon;
-  float gamma_offset;    // 1 for zero-centred parameters, else 0
-  const void* input;     // [rows, width]
-  const void* residual;  // [rows, width], optional: then x = input + residual, rounded to dtype
-  Gate gate_activation;
-  const void* gate;   // [rows, width], unless gate_activation is kNone
-  const void* gamma;  // [width]
-  void* output;       // [rows, width]
-  void* sum;          // [rows, width], input + residual; there if residual is
+  DType dtype = DType::kFloat32;  // of all rows
+  int64_t width = 0;
+  double epsilon = 0;
+  float gamma_offset = 0;          // 1 for zero-centred parameters
+  const void* input = nullptr;     // [rows, width]
+  const void* residual = nullptr;  // [rows, width], optional: then x = input + residual, rounded to dtype
+  const void* gate = nullptr;      // [rows, width], optional
+  GateActivation activation = GateActivation::kSilu;
+  const float* gamma = nullptr;  // [width]
+  void* output = nullptr;        // [rows, width]
+  void* sum = nullptr;           // [rows, width], input + residual; there if residual is
 };
 
 struct RmsNormBackwardArgs {
-  DType dtype;
-  DType gamma_dtype;
-  int64_t width;
-  double epsilon;
-  float gamma_offset;
-  const void* grad;      // [rows, width]
-  const void* grad_sum;  // [rows, width], optional: added to grad_input
-  const void* input;     // [rows, width], what was normalised
-  Gate gate_activation;
-  const void* gate;   // [rows, width], unless gate_activation is kNone
-  const void* gamma;  // [width]
-  void* grad_input;   // [rows, width], optional
-  void* grad_gate;    // [rows, width], optional
+  DType dtype = DType::kFloat32;
+  int64_t width = 0;
+  double epsilon = 0;
+  float gamma_offset = 0;
+  const void* grad = nullptr;      // [rows, width]
+  const void* grad_sum = nullptr;  // [rows, width], optional: added to grad_input
+  const void* input = nullptr;     // [rows, width], what was normalised
+  const void* gate = nullptr;      // [rows, width], optional
+  GateActivation activation = GateActivation::kSilu;
+  const float* gamma = nullptr;  // [width]
+  void* grad_input = nullptr;    // [rows, width], optional
+  void* grad_gate = nullptr;     // [rows, width], optional
 };
 
-// scratch: float32 [width], for a gamma that is not float32.
-using RmsNormRows = void(const RmsNormArgs& args, int64_t begin, int64_t end, float* scratch);
-// grad_gamma, optional: float32 [width], to which the rows' contributions are added in order.
-using RmsNormBackwardRows = void(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
-                                 float* grad_gamma);
+using RmsNormRows = void(const RmsNormArgs& args, int64_t begin, int64_t end);
+// grad_gamma, optional: [width], to which the rows' contributions are added in order.
+using RmsNormBackwardRows = void(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma);
 
 namespace generic {
 RmsNormRows rms_norm_rows;

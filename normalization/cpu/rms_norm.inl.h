@@ -5,35 +5,31 @@
 namespace rudnn::RUDNN_ISA {
 namespace {
 
-// The activation's value and slope at z.
 struct Activation {
   Vec value;
   Vec slope;
 };
 
-inline Activation activate(Gate gate, Vec z) {
+inline Activation activate(GateActivation activation, Vec z) {
   const Vec probability = sigmoid(z);
   const Vec complement = broadcast(1.0f) - probability;
-  if (gate == Gate::kSigmoid) return {probability, probability * complement};
+  if (activation == GateActivation::kSigmoid) return {probability, probability * complement};
   const Vec silu = z * probability;
   return {silu, fma(silu, complement, probability)};
 }
 
-template <class T>
-double sum_of_squares(const T* row, int64_t width, float scale) {
-  const Vec factor = broadcast(scale);
-  return sum_vectors<1>(width,
-                        [&](int64_t offset, auto lanes, Vec* total) {
-                          const Vec x = load(row + offset, lanes) * factor;
-                          total[0] = fma(x, x, total[0]);
-                        })
-      .value[0];
-}
+// Of a row multiplied by scale.factor.
+struct RmsStatistics {
+  RowScale scale;
+  double mean_square;  // epsilon included
+  double product;      // in the backward, the sum over the row of x times the gradient that reaches it
+
+  bool usable() const { return in_range(mean_square) && is_finite(product); }
+};
 
 template <bool kGated, class T>
-[[gnu::flatten]] void forward(const RmsNormArgs& args, int64_t begin, int64_t end, float* scratch) {
+[[gnu::flatten]] void forward(const RmsNormArgs& args, int64_t begin, int64_t end) {
   const int64_t width = args.width;
-  const float* gamma = widen_row(args.gamma, args.gamma_dtype, width, scratch);
   const Vec gamma_offset = broadcast(args.gamma_offset);
   for (int64_t row = begin; row < end; ++row) {
     const T* input = static_cast<const T*>(args.input) + row * width;
@@ -46,21 +42,23 @@ template <bool kGated, class T>
       add_rows(input, static_cast<const T*>(args.residual) + row * width, sum, width);
       x = sum;
     }
-    float scale = 1.0f;
-    double mean_square = sum_of_squares(x, width, scale) / width + args.epsilon;
-    if (!in_range(mean_square)) {
-      scale = power_of_two_scale(x, width);
-      mean_square = sum_of_squares(x, width, scale) / width + args.epsilon * scale * scale;
-    }
-    const Vec factor = broadcast(scale);
-    const Vec root = broadcast(reciprocal_root(mean_square));
+
+    const RmsStatistics statistics = measure_in_range(x, width, args.epsilon, [&](RowScale scale) {
+      const Vec factor = broadcast(scale.factor);
+      const Sums<1> squares = sum_vectors<1>(width, [&](int64_t offset, auto lanes, Vec* total) {
+        const Vec scaled = load(x + offset, lanes) * factor;
+        total[0] = fma(scaled, scaled, total[0]);
+      });
+      return RmsStatistics{scale, squares.value[0] / width + scale.epsilon, 0};
+    });
+    const Vec factor = broadcast(statistics.scale.factor);
+    const Vec root = broadcast(reciprocal_root(statistics.mean_square));
+
     for_each_vector(width, [&](int64_t offset, auto lanes) {
-      prefetch(next_input + offset);
-      const Vec weight = load(gamma + offset, lanes) + gamma_offset;
+      __builtin_prefetch(next_input + offset);
+      const Vec weight = load(args.gamma + offset, lanes) + gamma_offset;
       Vec y = load(x + offset, lanes) * factor * root * weight;
-      if constexpr (kGated) {
-        y = y * activate(args.gate_activation, load(gate + offset, lanes)).value;
-      }
+      if constexpr (kGated) y = y * activate(args.activation, load(gate + offset, lanes)).value;
       store(output + offset, y, lanes);
     });
   }
@@ -69,10 +67,8 @@ template <bool kGated, class T>
 // With n = x / sqrt(mean(x^2) + epsilon) and d = grad * weight [* activation(gate)], the gradient of x is
 // (d - n * mean(d * n)) / sqrt(mean(x^2) + epsilon).
 template <bool kGated, class T>
-[[gnu::flatten]] void backward(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
-                               float* grad_gamma) {
+[[gnu::flatten]] void backward(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma) {
   const int64_t width = args.width;
-  const float* gamma = widen_row(args.gamma, args.gamma_dtype, width, scratch);
   const Vec gamma_offset = broadcast(args.gamma_offset);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(args.input) + row * width;
@@ -83,40 +79,31 @@ template <bool kGated, class T>
     T* grad_gate = args.grad_gate ? static_cast<T*>(args.grad_gate) + row * width : nullptr;
     const int64_t to_next_row = row + 1 < end ? width : 0;
 
-    const auto squares_and_product = [&](float scale) {
-      const Vec factor = broadcast(scale);
-      return sum_vectors<2>(width, [&](int64_t offset, auto lanes, Vec* total) {
+    const RmsStatistics statistics = measure_in_range(x, width, args.epsilon, [&](RowScale scale) {
+      const Vec factor = broadcast(scale.factor);
+      const Sums<2> sums = sum_vectors<2>(width, [&](int64_t offset, auto lanes, Vec* total) {
         const Vec scaled = load(x + offset, lanes) * factor;
-        const Vec weight = load(gamma + offset, lanes) + gamma_offset;
+        const Vec weight = load(args.gamma + offset, lanes) + gamma_offset;
         Vec upstream = load(grad + offset, lanes) * weight;
-        if constexpr (kGated) {
-          upstream = upstream * activate(args.gate_activation, load(gate + offset, lanes)).value;
-        }
+        if constexpr (kGated) upstream = upstream * activate(args.activation, load(gate + offset, lanes)).value;
         total[0] = fma(scaled, scaled, total[0]);
         total[1] = fma(upstream, scaled, total[1]);
       });
-    };
-    float scale = 1.0f;
-    Sums<2> sums = squares_and_product(scale);
-    double mean_square = sums.value[0] / width + args.epsilon;
-    if (!in_range(mean_square)) {
-      scale = power_of_two_scale(x, width);
-      sums = squares_and_product(scale);
-      mean_square = sums.value[0] / width + args.epsilon * scale * scale;
-    }
-    const float root_value = reciprocal_root(mean_square);
-    const Vec factor = broadcast(scale);
+      return RmsStatistics{scale, sums.value[0] / width + scale.epsilon, sums.value[1]};
+    });
+    const float root_value = reciprocal_root(statistics.mean_square);
+    const Vec factor = broadcast(statistics.scale.factor);
     const Vec root = broadcast(root_value);
-    const Vec projection = broadcast(static_cast<float>(sums.value[1] * root_value / width));
+    const Vec projection = broadcast(static_cast<float>(statistics.product * root_value / width));
 
     for_each_vector(width, [&](int64_t offset, auto lanes) {
-      prefetch(x + to_next_row + offset);
-      prefetch(grad + to_next_row + offset);
+      __builtin_prefetch(x + to_next_row + offset);
+      __builtin_prefetch(grad + to_next_row + offset);
       const Vec normalised = load(x + offset, lanes) * factor * root;
-      const Vec weight = load(gamma + offset, lanes) + gamma_offset;
+      const Vec weight = load(args.gamma + offset, lanes) + gamma_offset;
       Vec upstream = load(grad + offset, lanes);
       if constexpr (kGated) {
-        const Activation activation = activate(args.gate_activation, load(gate + offset, lanes));
+        const Activation activation = activate(args.activation, load(gate + offset, lanes));
         if (grad_gate != nullptr) {
           store(grad_gate + offset, upstream * normalised * weight * activation.slope, lanes);
         }
@@ -136,19 +123,18 @@ template <bool kGated, class T>
 
 }  // namespace
 
-void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end, float* scratch) {
+void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
   visit_dtype(args.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
-    args.gate != nullptr ? forward<true, T>(args, begin, end, scratch) : forward<false, T>(args, begin, end, scratch);
+    args.gate != nullptr ? forward<true, T>(args, begin, end) : forward<false, T>(args, begin, end);
   });
 }
 
-void rms_norm_backward_rows(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* scratch,
-                            float* grad_gamma) {
+void rms_norm_backward_rows(const RmsNormBackwardArgs& args, int64_t begin, int64_t end, float* grad_gamma) {
   visit_dtype(args.dtype, [&](auto element) {
     using T = typename decltype(element)::type;
-    args.gate != nullptr ? backward<true, T>(args, begin, end, scratch, grad_gamma)
-                         : backward<false, T>(args, begin, end, scratch, grad_gamma);
+    args.gate != nullptr ? backward<true, T>(args, begin, end, grad_gamma)
+                         : backward<false, T>(args, begin, end, grad_gamma);
   });
 }
 

@@ -1,6 +1,4 @@
-// What the norms share: adding a residual, and keeping a row's statistics inside float32's range. For the latter a row
-// is multiplied by a power of two, 1 unless its squares overflow or vanish beside epsilon; a norm does not change with
-// the scale of its input if epsilon scales along.
+// What the norms share: adding a residual, and keeping a row's statistics inside float32's range.
 
 namespace rudnn::RUDNN_ISA {
 
@@ -12,23 +10,44 @@ inline void add_rows(const T* a, const T* b, T* sum, int64_t width) {
   });
 }
 
+// What a row is multiplied by before its statistics are taken, and the epsilon that goes with it: a norm does not
+// change with the scale of its input if epsilon scales with the square.
+struct RowScale {
+  float factor;
+  double epsilon;
+};
+
+inline constexpr float kLargest = 0x1.fffffep127f;
+
 // Whether a mean of squares plus epsilon has been computed without overflow, and is large enough that squares lost to
 // underflow do not count. False for NaN.
-inline bool in_range(double mean_square) { return mean_square >= 0x1p-100 && mean_square <= 0x1.fffffep127; }
+inline bool in_range(double mean_square) { return mean_square >= 0x1p-100 && mean_square <= kLargest; }
 
-// The power of two that brings the row's largest magnitude to [1, 2); 1 for a row of zeros or with inf.
+inline bool is_finite(double value) { return value - value == 0; }
+
+// The power of two that brings the row's largest magnitude to [1, 4), or as near as a normal number can; 1 for a row of
+// zeros or with inf.
 template <class T>
 inline float power_of_two_scale(const T* row, int64_t width) {
   const float largest = max_of(row, width, [](Vec x) { return abs(x); });
-  if (!(largest > 0.0f && largest <= 0x1.fffffep127f)) return 1.0f;
+  if (!(largest > 0.0f && largest <= kLargest)) return 1.0f;
   const int exponent = __builtin_ilogbf(largest);
-  return __builtin_ldexpf(1.0f, exponent < -126 ? 126 : -exponent);
+  return __builtin_ldexpf(1.0f, exponent < -126 ? 126 : exponent > 126 ? -126 : -exponent);
+}
+
+// The statistics of a row, from measure(RowScale): those of the row as it is, or scaled if those are not usable().
+template <class T, class Measure>
+inline auto measure_in_range(const T* row, int64_t width, double epsilon, Measure&& measure) {
+  const auto statistics = measure(RowScale{1.0f, epsilon});
+  if (statistics.usable()) return statistics;
+  const float factor = power_of_two_scale(row, width);
+  return measure(RowScale{factor, epsilon * factor * factor});
 }
 
 // 1 / sqrt(mean_square) in float32, finite for every mean_square > 0.
 inline float reciprocal_root(double mean_square) {
   const double root = 1.0 / __builtin_sqrt(mean_square);
-  return root > 0x1.fffffep127 ? 0x1.fffffep127f : static_cast<float>(root);
+  return root > kLargest ? kLargest : static_cast<float>(root);
 }
 
 }  // namespace rudnn::RUDNN_ISA

@@ -16,7 +16,7 @@ void launch_softmax_last_axis(const Tensor& input, const Tensor& output) {
   args.width = input.size(-1);
   args.input = input.const_data_ptr();
   args.output = output.mutable_data_ptr();
-  cpu::advise_huge_pages(output);
+  cpu::advise_huge_pages(&output);
   cpu::parallel_for(input.numel() / args.width, args.width, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(args.dtype == DType::kFloat32 ? 0 : args.width);
     rows(args, begin, end, scratch.data());
@@ -31,7 +31,7 @@ void launch_softmax_last_axis_backward(const Tensor& grad, const Tensor& output,
   args.grad = grad.const_data_ptr();
   args.output = output.const_data_ptr();
   args.grad_input = grad_input.mutable_data_ptr();
-  cpu::advise_huge_pages(grad_input);
+  cpu::advise_huge_pages(&grad_input);
   cpu::parallel_for(output.numel() / args.width, args.width,
                     [&](int64_t begin, int64_t end) { rows(args, begin, end); });
 }

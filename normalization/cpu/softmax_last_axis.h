@@ -9,18 +9,18 @@ namespace rudnn {
 
 // Rows are contiguous, `width` elements each.
 struct SoftmaxArgs {
-  DType dtype;
-  int64_t width;
-  const void* input;  // [rows, width]
-  void* output;       // [rows, width]
+  DType dtype = DType::kFloat32;
+  int64_t width = 0;
+  const void* input = nullptr;  // [rows, width]
+  void* output = nullptr;       // [rows, width]
 };
 
 struct SoftmaxBackwardArgs {
-  DType dtype;
-  int64_t width;
-  const void* grad;    // [rows, width]
-  const void* output;  // [rows, width], the forward's result
-  void* grad_input;    // [rows, width]
+  DType dtype = DType::kFloat32;
+  int64_t width = 0;
+  const void* grad = nullptr;    // [rows, width]
+  const void* output = nullptr;  // [rows, width], the forward's result
+  void* grad_input = nullptr;    // [rows, width]
 };
 
 // scratch: float32 [width]; not used, and may be null, for float32 rows.

@@ -22,7 +22,7 @@ template <class T>
     // NaN is left out of the maximum, and comes back in the exponential and so in the sum.
     const Vec largest = broadcast(max_of(x, width, [](Vec value) { return value; }));
     const double sum = sum_vectors<1>(width, [&](int64_t offset, auto lanes, Vec* total) {
-                         prefetch(next_x + offset);
+                         __builtin_prefetch(next_x + offset);
                          const Vec value = exp(load(x + offset, lanes) - largest);
                          store(exponential + offset, value, lanes);
                          total[0] = total[0] + keep(value, lanes, broadcast(0.0f));
@@ -48,8 +48,8 @@ template <class T>
                            }).value[0];
     const Vec mean = broadcast(static_cast<float>(product));
     for_each_vector(width, [&](int64_t offset, auto lanes) {
-      prefetch(grad + to_next_row + offset);
-      prefetch(y + to_next_row + offset);
+      __builtin_prefetch(grad + to_next_row + offset);
+      __builtin_prefetch(y + to_next_row + offset);
       store(grad_input + offset, load(y + offset, lanes) * (load(grad + offset, lanes) - mean), lanes);
     });
   }

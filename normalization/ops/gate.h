@@ -1,10 +1,11 @@
-// What an RMS norm's result is multiplied by. Free of Torch, so that device and ISA-specific code can include it.
+// The activation of the gate that an RMS norm is multiplied by. Free of Torch, so that device and ISA-specific code can
+// include it.
 #pragma once
 
 #include <cstdint>
 
 namespace rudnn {
 
-enum class Gate : int8_t { kNone, kSilu, kSigmoid };
+enum class GateActivation : int8_t { kSilu, kSigmoid };
 
 }  // namespace rudnn

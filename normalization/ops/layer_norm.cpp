@@ -13,12 +13,16 @@ Tensor layer_norm(const Tensor& input, const Tensor& gamma, const std::optional<
   check_parameter("layer_norm", "gamma", gamma, input, width);
   if (beta) check_parameter("layer_norm", "beta", *beta, input, width);
   const Tensor rows = as_contiguous(input);
-  const Tensor scale = as_contiguous(gamma);
-  const std::optional<Tensor> shift = as_contiguous(beta);
-  Tensor output = new_empty_like(rows);
-  if (rows.numel() > 0) {
-    launch_layer_norm({&rows, nullptr, &scale, pointer_to(shift), epsilon, &output, nullptr});
-  }
+  const Tensor weight = as_contiguous(gamma);
+  const std::optional<Tensor> bias = as_contiguous(beta);
+  const Tensor output = new_empty_like(rows);
+  LayerNormCall call;
+  call.input = &rows;
+  call.gamma = &weight;
+  call.beta = pointer_to(bias);
+  call.epsilon = epsilon;
+  call.output = &output;
+  if (rows.numel() > 0) launch_layer_norm(call);
   return output;
 }
 
@@ -30,13 +34,19 @@ std::tuple<Tensor, Tensor> fused_add_layer_norm(const Tensor& input, const Tenso
   if (beta) check_parameter("fused_add_layer_norm", "beta", *beta, input, width);
   const Tensor rows = as_contiguous(input);
   const Tensor residuals = as_contiguous(residual);
-  const Tensor scale = as_contiguous(gamma);
-  const std::optional<Tensor> shift = as_contiguous(beta);
-  Tensor output = new_empty_like(rows);
-  Tensor sum = new_empty_like(rows);
-  if (rows.numel() > 0) {
-    launch_layer_norm({&rows, &residuals, &scale, pointer_to(shift), epsilon, &output, &sum});
-  }
+  const Tensor weight = as_contiguous(gamma);
+  const std::optional<Tensor> bias = as_contiguous(beta);
+  const Tensor output = new_empty_like(rows);
+  const Tensor sum = new_empty_like(rows);
+  LayerNormCall call;
+  call.input = &rows;
+  call.residual = &residuals;
+  call.gamma = &weight;
+  call.beta = pointer_to(bias);
+  call.epsilon = epsilon;
+  call.output = &output;
+  call.sum = &sum;
+  if (rows.numel() > 0) launch_layer_norm(call);
   return {output, sum};
 }
 
@@ -50,15 +60,20 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
   const Tensor grads = as_contiguous(grad);
   const std::optional<Tensor> sum_grads = as_contiguous(grad_sum);
   const Tensor rows = as_contiguous(input);
-  const Tensor scale = as_contiguous(gamma);
-  Tensor grad_input = empty_gradient_like(rows, need_input);
-  Tensor grad_gamma = empty_parameter_gradient(rows, width, need_gamma);
-  Tensor grad_beta = empty_parameter_gradient(rows, width, need_beta);
-  if (need_input || need_gamma || need_beta) {
-    launch_layer_norm_backward({&grads, pointer_to(sum_grads), &rows, &scale, epsilon,
-                                if_needed(grad_input, need_input), if_needed(grad_gamma, need_gamma),
-                                if_needed(grad_beta, need_beta)});
-  }
+  const Tensor weight = as_contiguous(gamma);
+  const Tensor grad_input = empty_row_gradient(rows, need_input);
+  const Tensor grad_gamma = empty_parameter_gradient(rows, width, need_gamma);
+  const Tensor grad_beta = empty_parameter_gradient(rows, width, need_beta);
+  LayerNormBackwardCall call;
+  call.grad = &grads;
+  call.grad_sum = pointer_to(sum_grads);
+  call.input = &rows;
+  call.gamma = &weight;
+  call.epsilon = epsilon;
+  call.grad_input = need_input ? &grad_input : nullptr;
+  call.grad_gamma = need_gamma ? &grad_gamma : nullptr;
+  call.grad_beta = need_beta ? &grad_beta : nullptr;
+  if (need_input || need_gamma || need_beta) launch_layer_norm_backward(call);
   return {grad_input, grad_gamma, grad_beta};
 }
 

@@ -5,26 +5,27 @@
 
 namespace rudnn {
 
-// Checked, contiguous tensors of one device with at least one element. Null pointers mark what a call does without.
+// Checked, contiguous tensors of one device; null where a call does without one. At least one row.
 struct LayerNormCall {
-  const Tensor* input;
-  const Tensor* residual;  // fused_add_layer_norm
-  const Tensor* gamma;
-  const Tensor* beta;
-  double epsilon;
-  const Tensor* output;
-  const Tensor* sum;  // fused_add_layer_norm
+  const Tensor* input = nullptr;
+  const Tensor* residual = nullptr;  // fused_add_layer_norm
+  const Tensor* gamma = nullptr;
+  const Tensor* beta = nullptr;
+  double epsilon = 0;
+  const Tensor* output = nullptr;
+  const Tensor* sum = nullptr;  // fused_add_layer_norm
 };
 
+// Possibly no rows; grad_gamma and grad_beta are then to be zeroed.
 struct LayerNormBackwardCall {
-  const Tensor* grad;
-  const Tensor* grad_sum;
-  const Tensor* input;
-  const Tensor* gamma;
-  double epsilon;
-  const Tensor* grad_input;
-  const Tensor* grad_gamma;  // float32
-  const Tensor* grad_beta;   // float32
+  const Tensor* grad = nullptr;
+  const Tensor* grad_sum = nullptr;
+  const Tensor* input = nullptr;
+  const Tensor* gamma = nullptr;
+  double epsilon = 0;
+  const Tensor* grad_input = nullptr;
+  const Tensor* grad_gamma = nullptr;  // float32
+  const Tensor* grad_beta = nullptr;   // float32
 };
 
 void launch_layer_norm(const LayerNormCall& call);

@@ -10,10 +10,10 @@
 namespace rudnn {
 namespace {
 
-Gate gate_named(const char* op, const std::string& activation) {
-  if (activation == "silu") return Gate::kSilu;
-  if (activation == "sigmoid") return Gate::kSigmoid;
-  fail_check(op, "activation", "must be silu or sigmoid, got " + activation);
+GateActivation activation_named(const char* op, const std::string& name) {
+  if (name == "silu") return GateActivation::kSilu;
+  if (name == "sigmoid") return GateActivation::kSigmoid;
+  fail_check(op, "activation", "must be silu or sigmoid, got " + name);
 }
 
 }  // namespace
@@ -22,27 +22,35 @@ Tensor rms_norm(const Tensor& input, const Tensor& gamma, double epsilon, bool z
   const int64_t width = check_rows("rms_norm", "input", input);
   check_parameter("rms_norm", "gamma", gamma, input, width);
   const Tensor rows = as_contiguous(input);
-  const Tensor parameter = as_contiguous(gamma);
-  Tensor output = new_empty_like(rows);
-  if (rows.numel() > 0) {
-    launch_rms_norm({&rows, nullptr, Gate::kNone, nullptr, &parameter, epsilon, zero_centered, &output, nullptr});
-  }
+  const Tensor weight = as_contiguous(gamma);
+  const Tensor output = new_empty_like(rows);
+  RmsNormCall call;
+  call.input = &rows;
+  call.gamma = &weight;
+  call.epsilon = epsilon;
+  call.zero_centered = zero_centered;
+  call.output = &output;
+  if (rows.numel() > 0) launch_rms_norm(call);
   return output;
 }
 
 Tensor rms_norm_gated(const Tensor& input, const Tensor& gate, const Tensor& gamma, double epsilon,
                       const std::string& activation) {
-  const Gate gate_activation = gate_named("rms_norm_gated", activation);
   const int64_t width = check_rows("rms_norm_gated", "input", input);
   check_like("rms_norm_gated", "gate", gate, input);
   check_parameter("rms_norm_gated", "gamma", gamma, input, width);
   const Tensor rows = as_contiguous(input);
   const Tensor gates = as_contiguous(gate);
-  const Tensor parameter = as_contiguous(gamma);
-  Tensor output = new_empty_like(rows);
-  if (rows.numel() > 0) {
-    launch_rms_norm({&rows, nullptr, gate_activation, &gates, &parameter, epsilon, false, &output, nullptr});
-  }
+  const Tensor weight = as_contiguous(gamma);
+  const Tensor output = new_empty_like(rows);
+  RmsNormCall call;
+  call.input = &rows;
+  call.gate = &gates;
+  call.activation = activation_named("rms_norm_gated", activation);
+  call.gamma = &weight;
+  call.epsilon = epsilon;
+  call.output = &output;
+  if (rows.numel() > 0) launch_rms_norm(call);
   return output;
 }
 
@@ -53,12 +61,17 @@ std::tuple<Tensor, Tensor> fused_add_rms_norm(const Tensor& input, const Tensor&
   check_parameter("fused_add_rms_norm", "gamma", gamma, input, width);
   const Tensor rows = as_contiguous(input);
   const Tensor residuals = as_contiguous(residual);
-  const Tensor parameter = as_contiguous(gamma);
-  Tensor output = new_empty_like(rows);
-  Tensor sum = new_empty_like(rows);
-  if (rows.numel() > 0) {
-    launch_rms_norm({&rows, &residuals, Gate::kNone, nullptr, &parameter, epsilon, false, &output, &sum});
-  }
+  const Tensor weight = as_contiguous(gamma);
+  const Tensor output = new_empty_like(rows);
+  const Tensor sum = new_empty_like(rows);
+  RmsNormCall call;
+  call.input = &rows;
+  call.residual = &residuals;
+  call.gamma = &weight;
+  call.epsilon = epsilon;
+  call.output = &output;
+  call.sum = &sum;
+  if (rows.numel() > 0) launch_rms_norm(call);
   return {output, sum};
 }
 
@@ -72,14 +85,19 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const std::opti
   const Tensor grads = as_contiguous(grad);
   const std::optional<Tensor> sum_grads = as_contiguous(grad_sum);
   const Tensor rows = as_contiguous(input);
-  const Tensor parameter = as_contiguous(gamma);
-  Tensor grad_input = empty_gradient_like(rows, need_input);
-  Tensor grad_gamma = empty_parameter_gradient(rows, width, need_gamma);
-  if (need_input || need_gamma) {
-    launch_rms_norm_backward({&grads, pointer_to(sum_grads), &rows, Gate::kNone, nullptr, &parameter, epsilon,
-                              zero_centered, if_needed(grad_input, need_input), nullptr,
-                              if_needed(grad_gamma, need_gamma)});
-  }
+  const Tensor weight = as_contiguous(gamma);
+  const Tensor grad_input = empty_row_gradient(rows, need_input);
+  const Tensor grad_gamma = empty_parameter_gradient(rows, width, need_gamma);
+  RmsNormBackwardCall call;
+  call.grad = &grads;
+  call.grad_sum = pointer_to(sum_grads);
+  call.input = &rows;
+  call.gamma = &weight;
+  call.epsilon = epsilon;
+  call.zero_centered = zero_centered;
+  call.grad_input = need_input ? &grad_input : nullptr;
+  call.grad_gamma = need_gamma ? &grad_gamma : nullptr;
+  if (need_input || need_gamma) launch_rms_norm_backward(call);
   return {grad_input, grad_gamma};
 }
 
@@ -87,7 +105,6 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_gated_backward(const Tensor& grad, c
                                                            const Tensor& gamma, double epsilon,
                                                            const std::string& activation, bool need_input,
                                                            bool need_gate, bool need_gamma) {
-  const Gate gate_activation = gate_named("rms_norm_gated_backward", activation);
   const int64_t width = check_rows("rms_norm_gated_backward", "input", input);
   check_like("rms_norm_gated_backward", "grad", grad, input);
   check_like("rms_norm_gated_backward", "gate", gate, input);
@@ -95,15 +112,21 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_gated_backward(const Tensor& grad, c
   const Tensor grads = as_contiguous(grad);
   const Tensor rows = as_contiguous(input);
   const Tensor gates = as_contiguous(gate);
-  const Tensor parameter = as_contiguous(gamma);
-  Tensor grad_input = empty_gradient_like(rows, need_input);
-  Tensor grad_gate = empty_gradient_like(rows, need_gate);
-  Tensor grad_gamma = empty_parameter_gradient(rows, width, need_gamma);
-  if (need_input || need_gate || need_gamma) {
-    launch_rms_norm_backward({&grads, nullptr, &rows, gate_activation, &gates, &parameter, epsilon, false,
-                              if_needed(grad_input, need_input), if_needed(grad_gate, need_gate),
-                              if_needed(grad_gamma, need_gamma)});
-  }
+  const Tensor weight = as_contiguous(gamma);
+  const Tensor grad_input = empty_row_gradient(rows, need_input);
+  const Tensor grad_gate = empty_row_gradient(rows, need_gate);
+  const Tensor grad_gamma = empty_parameter_gradient(rows, width, need_gamma);
+  RmsNormBackwardCall call;
+  call.grad = &grads;
+  call.input = &rows;
+  call.gate = &gates;
+  call.activation = activation_named("rms_norm_gated_backward", activation);
+  call.gamma = &weight;
+  call.epsilon = epsilon;
+  call.grad_input = need_input ? &grad_input : nullptr;
+  call.grad_gate = need_gate ? &grad_gate : nullptr;
+  call.grad_gamma = need_gamma ? &grad_gamma : nullptr;
+  if (need_input || need_gate || need_gamma) launch_rms_norm_backward(call);
   return {grad_input, grad_gate, grad_gamma};
 }
 

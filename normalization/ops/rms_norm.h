@@ -6,31 +6,32 @@
 
 namespace rudnn {
 
-// Checked, contiguous tensors of one device with at least one element. Null pointers mark what a call does without.
+// Checked, contiguous tensors of one device; null where a call does without one. At least one row.
 struct RmsNormCall {
-  const Tensor* input;
-  const Tensor* residual;  // fused_add_rms_norm
-  Gate gate_activation;
-  const Tensor* gate;  // rms_norm_gated
-  const Tensor* gamma;
-  double epsilon;
-  bool zero_centered;
-  const Tensor* output;
-  const Tensor* sum;  // fused_add_rms_norm
+  const Tensor* input = nullptr;
+  const Tensor* residual = nullptr;  // fused_add_rms_norm
+  const Tensor* gate = nullptr;      // rms_norm_gated
+  GateActivation activation = GateActivation::kSilu;
+  const Tensor* gamma = nullptr;
+  double epsilon = 0;
+  bool zero_centered = false;
+  const Tensor* output = nullptr;
+  const Tensor* sum = nullptr;  // fused_add_rms_norm
 };
 
+// Possibly no rows; grad_gamma is then to be zeroed.
 struct RmsNormBackwardCall {
-  const Tensor* grad;
-  const Tensor* grad_sum;
-  const Tensor* input;
-  Gate gate_activation;
-  const Tensor* gate;
-  const Tensor* gamma;
-  double epsilon;
-  bool zero_centered;
-  const Tensor* grad_input;
-  const Tensor* grad_gate;
-  const Tensor* grad_gamma;  // float32
+  const Tensor* grad = nullptr;
+  const Tensor* grad_sum = nullptr;
+  const Tensor* input = nullptr;
+  const Tensor* gate = nullptr;
+  GateActivation activation = GateActivation::kSilu;
+  const Tensor* gamma = nullptr;
+  double epsilon = 0;
+  bool zero_centered = false;
+  const Tensor* grad_input = nullptr;
+  const Tensor* grad_gate = nullptr;
+  const Tensor* grad_gamma = nullptr;  // float32
 };
 
 void launch_rms_norm(const RmsNormCall& call);

@@ -23,17 +23,14 @@ inline void check_parameter(const char* op, const char* argument, const Tensor& 
   check_same_device(op, argument, parameter, input);
 }
 
-// The result for a gradient that was not asked for.
-inline Tensor no_gradient(const Tensor& like, ScalarType type) { return new_empty(like, {0}, type); }
-
-inline Tensor empty_gradient_like(const Tensor& like, bool needed) {
-  return needed ? new_empty_like(like) : no_gradient(like, like.scalar_type());
+// Where the gradient of rows goes: a tensor of their shape, or of shape (0,) if nobody needs it.
+inline Tensor empty_row_gradient(const Tensor& rows, bool needed) {
+  return needed ? new_empty_like(rows) : new_empty(rows, {0}, rows.scalar_type());
 }
 
-inline Tensor empty_parameter_gradient(const Tensor& input, int64_t width, bool needed) {
-  return new_empty(input, {needed ? width : 0}, ScalarType::Float);
+// The same for a parameter's, which is float32.
+inline Tensor empty_parameter_gradient(const Tensor& rows, int64_t width, bool needed) {
+  return new_empty(rows, {needed ? width : 0}, ScalarType::Float);
 }
-
-inline const Tensor* if_needed(const Tensor& gradient, bool needed) { return needed ? &gradient : nullptr; }
 
 }  // namespace rudnn

@@ -3,13 +3,14 @@
 
 #include <string>
 
+#include "common/cpu/isa.h"
+
 namespace rudnn::cpu {
 
 // In ascending order; each level includes those below it.
 enum class Isa { kGeneric, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
-// The highest level that this CPU has and that RUDNN_CPU_ISA (generic, avx2, avx512, avx512_bf16, amx; unset for no
-// cap) allows.
+// The highest level that this CPU has and that RUDNN_CPU_ISA, the name of a level or unset, allows.
 Isa isa();
 
 // The name of isa(). Throws std::runtime_error if RUDNN_CPU_ISA holds anything but a level's name.
@@ -25,7 +26,7 @@ Function* choose(Function* generic, Function* avx2, Function* avx512) {
 }  // namespace rudnn::cpu
 
 // The best version of a function that exists in the namespaces generic, avx2 and avx512.
-#if defined(__x86_64__)
+#if RUDNN_X86_ISAS
 #define RUDNN_CHOOSE(function) ::rudnn::cpu::choose(&generic::function, &avx2::function, &avx512::function)
 #else
 #define RUDNN_CHOOSE(function) (&generic::function)

@@ -1,9 +1,9 @@
 // Splitting rows over PyTorch's threads.
 #pragma once
 
-#include <cstdint>
+#include <torch/csrc/stable/ops.h>
 
-#include "common/tensor.h"
+#include <cstdint>
 
 namespace rudnn::cpu {
 

@@ -14,11 +14,6 @@
 // Everything lives in the ISA's namespace and nothing from the standard library is instantiated here: the linker may
 // keep any one copy of an inline function, and one compiled for AVX-512 must not be the one that every CPU runs.
 
-template <class T>
-inline void prefetch(const T* pointer) {
-  __builtin_prefetch(pointer);
-}
-
 // Calls body(offset, lanes) over [0, length) in vectors.
 template <class Body>
 inline void for_each_vector(int64_t length, Body&& body) {
@@ -79,20 +74,8 @@ inline float max_of(const T* row, int64_t length, Map&& map) {
   return reduce_max(max(even, odd));
 }
 
-// A row of any type in float32: the row itself where it is float32, else scratch [length], filled from it.
-inline const float* widen_row(const void* row, DType dtype, int64_t length, float* scratch) {
-  if (dtype == DType::kFloat32) return static_cast<const float*>(row);
-  visit_dtype(dtype, [&](auto element) {
-    using T = typename decltype(element)::type;
-    for_each_vector(length, [&](int64_t offset, auto lanes) {
-      store(scratch + offset, load(static_cast<const T*>(row) + offset, lanes), lanes);
-    });
-  });
-  return scratch;
-}
-
 // e^x with a relative error of 1.2e-7: x = n ln 2 + r with |r| <= ln(2) / 2, and the Taylor series of e^r to r^7. 0
-// below -104, inf above 89, NaN for NaN; denormal results are rounded correctly.
+// below -104, inf above 89, NaN for NaN; a denormal result is off by one unit at most.
 inline Vec exp(Vec x) {
   const Vec bounded = -max(broadcast(-89.0f), -max(broadcast(-104.0f), x));
   const Vec n = round_to_integer(bounded * broadcast(1.44269504f));

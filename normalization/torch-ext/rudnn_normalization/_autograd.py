@@ -13,11 +13,11 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 def needs_autograd(*tensors: torch.Tensor | None) -> bool:
-    """Tell whether a call must be recorded: a gradient can be asked for, or forward-mode differentiation is on.
+    """Tells whether a call must be recorded: a gradient can be asked for, or forward-mode differentiation is on.
 
     The latter is not supported, and recording the call makes PyTorch say so.
     """
-    if forward_ad._current_level >= 0:
+    if getattr(forward_ad, "_current_level", -1) >= 0:
         return True
     if not torch.is_grad_enabled():
         return False
@@ -28,14 +28,14 @@ def needs_autograd(*tensors: torch.Tensor | None) -> bool:
 
 
 def first_order_only(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Make the backward of an autograd.Function one whose results cannot be differentiated again.
+    """Makes the backward of an autograd.Function one whose results cannot be differentiated again.
 
     Unlike `once_differentiable`, this also refuses where the incoming gradients are constants: there a second
     derivative with respect to the saved tensors would silently be left out.
     """
 
     @functools.wraps(backward)
-    def wrapper(ctx: Any, *grads: torch.Tensor) -> Gradients:
+    def wrapper(ctx: Any, *grads: torch.Tensor | None) -> Gradients:
         if not torch.is_grad_enabled():
             return backward(ctx, *grads)
         with torch.no_grad():
@@ -51,8 +51,8 @@ class _RefuseDerivative(torch.autograd.Function):
     """Passes its first `count` tensors through and makes them depend on all of them."""
 
     @staticmethod
-    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor.detach() for tensor in tensors[:count])
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.detach() for tensor in tensors[:count] if tensor is not None)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import reprlib
 from typing import NoReturn
 
 import torch
@@ -18,7 +19,7 @@ _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS"}
 
 
 def served_devices(op: str) -> frozenset[str]:
-    """Return the device types that the loaded build has kernels of `op` for, and "meta", which needs none.
+    """Returns the device types that the loaded build has kernels of `op` for, and "meta", which needs none.
 
     Args:
         op: qualified name of a registered op, `namespace::name`.
@@ -30,9 +31,9 @@ def served_devices(op: str) -> frozenset[str]:
 
 
 def describe(value: object) -> str:
-    """Say in a few words what came for an argument."""
+    """Says in a few words what came for an argument."""
     if not isinstance(value, torch.Tensor):
-        return f"{type(value).__name__} {value!r:.60}"
+        return f"{type(value).__name__} {reprlib.repr(value)}"
     if value.is_nested:
         return "a nested tensor"
     layout = "" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} "
@@ -40,7 +41,7 @@ def describe(value: object) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return a dtype's name without the module."""
+    """Returns a dtype's name without the module."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -53,11 +54,11 @@ class ArgumentChecks:
         self._devices = devices
 
     def fail(self, name: str, requirement: str, value: object) -> NoReturn:
-        """Raise for argument `name`, which must be `requirement`, and is `value`."""
+        """Raises for argument `name`, which must `requirement`, and is `value`."""
         raise self._error(f"{self._function}: {name} must {requirement}, got {describe(value)}")
 
-    def float_tensor(self, name: str, value: object) -> None:
-        """Require a dense tensor of float32, float16 or bfloat16 on a device that the build serves."""
+    def float_tensor(self, name: str, value: object) -> torch.Tensor:
+        """Requires a dense tensor of float32, float16 or bfloat16 on a device that the build serves, and returns it."""
         requirement = "be a dense tensor of float32, float16 or bfloat16"
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
             self.fail(name, requirement, value)
@@ -65,32 +66,32 @@ class ArgumentChecks:
             self.fail(name, requirement, value)
         if value.device.type not in self._devices:
             self.fail(name, f"be on {' or '.join(sorted(self._devices - {'meta'}))}, which this build serves", value)
+        return value
 
     def dtype(self, name: str, value: torch.Tensor, *allowed: torch.dtype) -> None:
-        """Require one of the allowed dtypes."""
+        """Requires one of the allowed dtypes."""
         if value.dtype not in allowed:
             self.fail(name, f"be {' or '.join(dtype_name(dtype) for dtype in dict.fromkeys(allowed))}", value)
 
     def shape(self, name: str, value: torch.Tensor, shape: tuple[int, ...]) -> None:
-        """Require a shape."""
+        """Requires a shape."""
         if tuple(value.shape) != tuple(shape):
             self.fail(name, f"have shape {tuple(shape)}", value)
 
     def device(self, name: str, value: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
-        """Require the device of another argument."""
+        """Requires the device of another argument."""
         if value.device != other.device:
             self.fail(name, f"be on the device of {other_name}, {other.device}", value)
 
     def like(self, name: str, value: object, other_name: str, other: torch.Tensor) -> None:
-        """Require the shape, dtype and device of another argument."""
-        self.float_tensor(name, value)
-        assert isinstance(value, torch.Tensor)
-        self.dtype(name, value, other.dtype)
-        self.shape(name, value, tuple(other.shape))
-        self.device(name, value, other_name, other)
+        """Requires the shape, dtype and device of another argument."""
+        tensor = self.float_tensor(name, value)
+        self.dtype(name, tensor, other.dtype)
+        self.shape(name, tensor, tuple(other.shape))
+        self.device(name, tensor, other_name, other)
 
     def positive(self, name: str, value: object) -> float:
-        """Require a finite number greater than zero."""
+        """Requires a finite number greater than zero, and returns it as a float."""
         try:
             number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
         except OverflowError:
@@ -100,11 +101,11 @@ class ArgumentChecks:
         return number
 
     def flag(self, name: str, value: object) -> None:
-        """Require True or False."""
+        """Requires True or False."""
         if not isinstance(value, bool):
             self.fail(name, "be True or False", value)
 
     def choice(self, name: str, value: object, allowed: tuple[str, ...]) -> None:
-        """Require one of some strings."""
+        """Requires one of some strings."""
         if not isinstance(value, str) or value not in allowed:
             self.fail(name, f"be {' or '.join(map(repr, allowed))}", value)

@@ -8,7 +8,6 @@ import torch
 
 from . import _rows
 from ._autograd import Gradients, first_order_only, needs_autograd
-from ._checks import ArgumentChecks
 from ._ops import add_op_namespace_prefix, ops
 
 _layer_norm_op = ops.layer_norm.default
@@ -19,7 +18,7 @@ _layer_norm_backward_op = ops.layer_norm_backward.default
 def layer_norm(
     input: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None = None, epsilon: float = 1e-5
 ) -> torch.Tensor:
-    """Centre each row, divide it by its standard deviation, and apply a weight and a bias.
+    """Centres each row, divides it by its standard deviation, and applies a weight and a bias.
 
     `(input - mean) / sqrt(variance + epsilon) * gamma + beta` over the last axis with the biased variance, in float32
     arithmetic, rounded once. Neither a large mean nor squares that overflow float32 cost accuracy.
@@ -38,19 +37,7 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016.
     """
-    try:
-        valid = (
-            _rows.is_rows(input)
-            and _rows.is_parameter(gamma, input)
-            and (beta is None or _rows.is_parameter(beta, input))
-            and _rows.is_epsilon(epsilon)
-        )
-    except AttributeError:
-        valid = False
-    if not valid:
-        check = _rows.checks("layer_norm")
-        _rows.check_rows(check, input)
-        epsilon = _check_affine(check, input, gamma, beta, epsilon)
+    epsilon = _rows.check_norm("layer_norm", input, gamma, beta, epsilon)
     if needs_autograd(input, gamma, beta):
         return _LayerNorm.apply(input, gamma, beta, epsilon)
     return _layer_norm_op(input, gamma, beta, epsilon)
@@ -63,7 +50,7 @@ def fused_add_layer_norm(
     beta: torch.Tensor | None = None,
     epsilon: float = 1e-5,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add a residual and normalise the sum as `layer_norm` does, in one pass.
+    """Adds a residual and normalises the sum as `layer_norm` does, in one pass.
 
     Args:
         input: `[..., H]`, float32, float16 or bfloat16, any strides, H >= 1.
@@ -82,40 +69,10 @@ def fused_add_layer_norm(
 
     Source: the residual stream of pre-norm Transformers, `norm(x + attention(x))`.
     """
-    try:
-        valid = (
-            _rows.is_rows(input)
-            and _rows.is_like(residual, input)
-            and _rows.is_parameter(gamma, input)
-            and (beta is None or _rows.is_parameter(beta, input))
-            and _rows.is_epsilon(epsilon)
-        )
-    except AttributeError:
-        valid = False
-    if not valid:
-        check = _rows.checks("fused_add_layer_norm")
-        _rows.check_rows(check, input)
-        check.like("residual", residual, "input", input)
-        epsilon = _check_affine(check, input, gamma, beta, epsilon)
+    epsilon = _rows.check_norm("fused_add_layer_norm", input, gamma, beta, epsilon, "residual", residual)
     if needs_autograd(input, residual, gamma, beta):
         return _FusedAddLayerNorm.apply(input, residual, gamma, beta, epsilon)
     return _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
-
-
-def _check_affine(check: ArgumentChecks, input: torch.Tensor, gamma: object, beta: object, epsilon: object) -> float:
-    _rows.check_parameter(check, "gamma", gamma, input)
-    if beta is not None:
-        _rows.check_parameter(check, "beta", beta, input)
-    return check.positive("epsilon", epsilon)
-
-
-def _parameter_gradients(
-    ctx: Any, gamma: torch.Tensor, grad_gamma: torch.Tensor, grad_beta: torch.Tensor, need_gamma: bool, need_beta: bool
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    return (
-        grad_gamma.to(gamma.dtype) if need_gamma else None,
-        grad_beta.to(ctx.beta_dtype) if need_beta else None,
-    )
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -136,8 +93,12 @@ class _LayerNorm(torch.autograd.Function):
         grad_input, grad_gamma, grad_beta = _layer_norm_backward_op(
             grad, None, input, gamma, ctx.epsilon, need_input, need_gamma, need_beta
         )
-        parameters = _parameter_gradients(ctx, gamma, grad_gamma, grad_beta, need_gamma, need_beta)
-        return grad_input if need_input else None, *parameters, None
+        return (
+            grad_input if need_input else None,
+            grad_gamma.to(gamma.dtype) if need_gamma else None,
+            grad_beta.to(ctx.beta_dtype) if need_beta else None,
+            None,
+        )
 
 
 class _FusedAddLayerNorm(torch.autograd.Function):
@@ -151,6 +112,7 @@ class _FusedAddLayerNorm(torch.autograd.Function):
         epsilon: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         output, sum = _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(sum, gamma)
         ctx.beta_dtype = None if beta is None else beta.dtype
         ctx.epsilon = epsilon
@@ -158,14 +120,28 @@ class _FusedAddLayerNorm(torch.autograd.Function):
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, grad: torch.Tensor, grad_sum: torch.Tensor) -> Gradients:
+    def backward(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.Tensor | None) -> Gradients:
         sum, gamma = ctx.saved_tensors
         need_input, need_residual, need_gamma, need_beta = ctx.needs_input_grad[:4]
+        if grad is None:
+            # The norm was not used. Its zero gradient would be NaN where the row holds inf.
+            return (
+                grad_sum if need_input else None,
+                grad_sum if need_residual else None,
+                torch.zeros_like(gamma) if need_gamma else None,
+                torch.zeros_like(gamma, dtype=ctx.beta_dtype) if need_beta else None,
+                None,
+            )
         grad_rows, grad_gamma, grad_beta = _layer_norm_backward_op(
             grad, grad_sum, sum, gamma, ctx.epsilon, need_input or need_residual, need_gamma, need_beta
         )
-        parameters = _parameter_gradients(ctx, gamma, grad_gamma, grad_beta, need_gamma, need_beta)
-        return grad_rows if need_input else None, grad_rows if need_residual else None, *parameters, None
+        return (
+            grad_rows if need_input else None,
+            grad_rows if need_residual else None,
+            grad_gamma.to(gamma.dtype) if need_gamma else None,
+            grad_beta.to(ctx.beta_dtype) if need_beta else None,
+            None,
+        )
 
 
 @torch.library.register_fake(add_op_namespace_prefix("layer_norm"))

@@ -22,7 +22,7 @@ _rms_norm_gated_backward_op = ops.rms_norm_gated_backward.default
 def rms_norm(
     input: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6, *, zero_centered: bool = False
 ) -> torch.Tensor:
-    """Divide each row by its root mean square and multiply it by a weight.
+    """Divides each row by its root mean square and multiplies it by a weight.
 
     `input / sqrt(mean(input ** 2) + epsilon) * gamma` over the last axis, in float32 arithmetic, rounded once. Rows
     whose squares overflow float32 come out right too.
@@ -41,21 +41,9 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
-    try:
-        valid = (
-            _rows.is_rows(input)
-            and _rows.is_parameter(gamma, input)
-            and _rows.is_epsilon(epsilon)
-            and type(zero_centered) is bool
-        )
-    except AttributeError:
-        valid = False
-    if not valid:
-        check = _rows.checks("rms_norm")
-        _rows.check_rows(check, input)
-        _rows.check_parameter(check, "gamma", gamma, input)
-        epsilon = check.positive("epsilon", epsilon)
-        check.flag("zero_centered", zero_centered)
+    epsilon = _rows.check_norm("rms_norm", input, gamma, None, epsilon)
+    if type(zero_centered) is not bool:
+        _rows.checks("rms_norm").flag("zero_centered", zero_centered)
     if needs_autograd(input, gamma):
         return _RmsNorm.apply(input, gamma, epsilon, zero_centered)
     return _rms_norm_op(input, gamma, epsilon, zero_centered)
@@ -64,7 +52,7 @@ def rms_norm(
 def rms_norm_gated(
     input: torch.Tensor, gate: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6, *, activation: str = "silu"
 ) -> torch.Tensor:
-    """Normalise each row as `rms_norm` does and multiply it by an activation of a gate.
+    """Normalises each row as `rms_norm` does and multiplies it by an activation of a gate.
 
     `rms_norm(input, gamma, epsilon) * silu(gate)`, in float32 arithmetic, rounded once.
 
@@ -83,23 +71,9 @@ def rms_norm_gated(
 
     Source: the gated norms of Qwen3-Next (silu) and Kimi-Linear (sigmoid) in Transformers.
     """
-    try:
-        valid = (
-            _rows.is_rows(input)
-            and _rows.is_like(gate, input)
-            and _rows.is_parameter(gamma, input)
-            and _rows.is_epsilon(epsilon)
-            and activation in _ACTIVATIONS
-        )
-    except AttributeError:
-        valid = False
-    if not valid:
-        check = _rows.checks("rms_norm_gated")
-        _rows.check_rows(check, input)
-        check.like("gate", gate, "input", input)
-        _rows.check_parameter(check, "gamma", gamma, input)
-        epsilon = check.positive("epsilon", epsilon)
-        check.choice("activation", activation, _ACTIVATIONS)
+    epsilon = _rows.check_norm("rms_norm_gated", input, gamma, None, epsilon, "gate", gate)
+    if type(activation) is not str or activation not in _ACTIVATIONS:
+        _rows.checks("rms_norm_gated").choice("activation", activation, _ACTIVATIONS)
     if needs_autograd(input, gate, gamma):
         return _RmsNormGated.apply(input, gate, gamma, epsilon, activation)
     return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
@@ -108,7 +82,7 @@ def rms_norm_gated(
 def fused_add_rms_norm(
     input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add a residual and normalise the sum as `rms_norm` does, in one pass.
+    """Adds a residual and normalises the sum as `rms_norm` does, in one pass.
 
     Args:
         input: `[..., H]`, float32, float16 or bfloat16, any strides, H >= 1.
@@ -125,21 +99,7 @@ def fused_add_rms_norm(
 
     Source: the residual stream of pre-norm Transformers, `norm(x + attention(x))`.
     """
-    try:
-        valid = (
-            _rows.is_rows(input)
-            and _rows.is_like(residual, input)
-            and _rows.is_parameter(gamma, input)
-            and _rows.is_epsilon(epsilon)
-        )
-    except AttributeError:
-        valid = False
-    if not valid:
-        check = _rows.checks("fused_add_rms_norm")
-        _rows.check_rows(check, input)
-        check.like("residual", residual, "input", input)
-        _rows.check_parameter(check, "gamma", gamma, input)
-        epsilon = check.positive("epsilon", epsilon)
+    epsilon = _rows.check_norm("fused_add_rms_norm", input, gamma, None, epsilon, "residual", residual)
     if needs_autograd(input, residual, gamma):
         return _FusedAddRmsNorm.apply(input, residual, gamma, epsilon)
     return _fused_add_rms_norm_op(input, residual, gamma, epsilon)
@@ -204,15 +164,24 @@ class _FusedAddRmsNorm(torch.autograd.Function):
         ctx: Any, input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, epsilon: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         output, sum = _fused_add_rms_norm_op(input, residual, gamma, epsilon)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(sum, gamma)
         ctx.epsilon = epsilon
         return output, sum
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, grad: torch.Tensor, grad_sum: torch.Tensor) -> Gradients:
+    def backward(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.Tensor | None) -> Gradients:
         sum, gamma = ctx.saved_tensors
         need_input, need_residual, need_gamma = ctx.needs_input_grad[:3]
+        if grad is None:
+            # The norm was not used. Its zero gradient would be NaN where the row holds inf.
+            return (
+                grad_sum if need_input else None,
+                grad_sum if need_residual else None,
+                torch.zeros_like(gamma) if need_gamma else None,
+                None,
+            )
         need_sum = need_input or need_residual
         grad_rows, grad_gamma = _rms_norm_backward_op(
             grad, grad_sum, sum, gamma, ctx.epsilon, False, need_sum, need_gamma

@@ -15,7 +15,7 @@ _softmax_backward_op = ops.softmax_last_axis_backward.default
 
 
 def softmax_last_axis(input: torch.Tensor) -> torch.Tensor:
-    """Return the softmax over the last axis.
+    """Returns the softmax over the last axis.
 
     `exp(input - max) / sum(exp(input - max))`, in float32 arithmetic, rounded once. A row with NaN or +inf, or with
     only -inf, gives NaN, as PyTorch's softmax does.
@@ -31,12 +31,7 @@ def softmax_last_axis(input: torch.Tensor) -> torch.Tensor:
 
     Source: `torch.softmax`, whose results this gives.
     """
-    try:
-        valid = _rows.is_rows(input)
-    except AttributeError:
-        valid = False
-    if not valid:
-        _rows.check_rows(_rows.checks("softmax_last_axis"), input)
+    _rows.check_rows("softmax_last_axis", input)
     if needs_autograd(input):
         return _SoftmaxLastAxis.apply(input)
     return _softmax_op(input)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from . import _rows
 from ._layer_norm import layer_norm
 from ._rms_norm import rms_norm, rms_norm_gated
-from ._rows import NormalizationError
 
 
 class RMSNorm(nn.Module):
@@ -22,7 +22,7 @@ class RMSNorm(nn.Module):
     variance_epsilon: float
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Normalise `hidden_states` `[..., H]`."""
+        """Normalises `hidden_states` `[..., H]`."""
         return rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
@@ -35,7 +35,7 @@ class RMSNormZeroCentered(nn.Module):
     eps: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise `x` `[..., H]`."""
+        """Normalises `x` `[..., H]`."""
         return rms_norm(x, self.weight, self.eps, zero_centered=True)
 
 
@@ -49,7 +49,7 @@ class RMSNormGated(nn.Module):
     activation: str
 
     def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-        """Normalise `hidden_states` `[..., H]` and multiply it by `activation(gate)`, if there is a gate."""
+        """Normalises `hidden_states` `[..., H]` and multiplies it by `activation(gate)`, if there is a gate."""
         if gate is None:
             return rms_norm(hidden_states, self.weight, self.variance_epsilon)
         return rms_norm_gated(hidden_states, gate, self.weight, self.variance_epsilon, activation=self.activation)
@@ -66,16 +66,15 @@ class LayerNorm(nn.Module):
     eps: float
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise `input` `[..., *normalized_shape]`."""
+        """Normalises `input` `[..., *normalized_shape]`."""
         weight, bias = self.weight, self.bias
         axes = len(self.normalized_shape)
         if axes == 1 and weight is not None:
             return layer_norm(input, weight, bias, self.eps)
+        check = _rows.checks("layer_norm")
+        check.float_tensor("input", input)
         if tuple(input.shape[-axes:]) != tuple(self.normalized_shape):
-            raise NormalizationError(
-                f"layer_norm: input must have a shape that ends in {tuple(self.normalized_shape)}, "
-                f"got {tuple(input.shape)}"
-            )
+            check.fail("input", f"have a shape that ends in {tuple(self.normalized_shape)}", input)
         rows = input.flatten(-axes)
         gamma = rows.new_ones(rows.shape[-1]) if weight is None else weight.flatten()
         beta = None if bias is None else bias.flatten()

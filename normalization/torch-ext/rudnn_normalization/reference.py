@@ -1,9 +1,11 @@
 """The definition of each operator in plain, differentiable PyTorch: the specification that tests and benchmarks use.
 
-Every function works on the last axis, of length H, and computes in ``compute_dtype`` from the given inputs. With
-the default, ``torch.float32``, the result is rounded once, to the input's dtype. With ``torch.float64`` it is the
+Every function works on the last axis, of length H, and computes in `compute_dtype` from the given inputs. With
+the default, `torch.float32`, the result is rounded once, to the input's dtype. With `torch.float64` it is the
 exact result for every purpose here and stays float64. Arguments are not checked.
 """
+
+from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +29,9 @@ def layer_norm(
     *,
     compute_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """``(x - mean(x)) / sqrt(variance(x) + epsilon) * gamma + beta`` with the biased variance.
+    """`(x - mean(x)) / sqrt(variance(x) + epsilon) * gamma + beta` with the biased variance.
 
-    input is ``[..., H]``, gamma and beta are ``[H]``, the result is ``[..., H]``. Ba, Kiros, Hinton: Layer
+    input is `[..., H]`, gamma and beta are `[H]`, the result is `[..., H]`. Ba, Kiros, Hinton: Layer
     Normalization (2016).
     """
     x = input.to(compute_dtype)
@@ -49,9 +51,9 @@ def rms_norm(
     zero_centered: bool = False,
     compute_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """``x / sqrt(mean(x^2) + epsilon) * gamma``, or ``* (1 + gamma)`` if zero_centered.
+    """`x / sqrt(mean(x^2) + epsilon) * gamma`, or `* (1 + gamma)` if zero_centered.
 
-    input is ``[..., H]``, gamma is ``[H]``, the result is ``[..., H]``. Zhang, Sennrich: Root Mean Square Layer
+    input is `[..., H]`, gamma is `[H]`, the result is `[..., H]`. Zhang, Sennrich: Root Mean Square Layer
     Normalization (2019); zero_centered is the form of Gemma and Qwen3.5.
     """
     return _round(_rms_norm(input, gamma, epsilon, zero_centered, compute_dtype), input.dtype)
@@ -66,9 +68,9 @@ def rms_norm_gated(
     activation: str = "silu",
     compute_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """``rms_norm(input) * silu(gate)``, or ``* sigmoid(gate)``: the output norm of gated linear attention.
+    """`rms_norm(input) * silu(gate)`, or `* sigmoid(gate)`: the output norm of gated linear attention.
 
-    input and gate are ``[..., H]``, gamma is ``[H]``, the result is ``[..., H]``. Qwen3-Next has silu, Kimi-Linear
+    input and gate are `[..., H]`, gamma is `[H]`, the result is `[..., H]`. Qwen3-Next has silu, Kimi-Linear
     sigmoid.
     """
     activate = torch.sigmoid if activation == "sigmoid" else F.silu
@@ -77,7 +79,7 @@ def rms_norm_gated(
 
 
 def softmax_last_axis(input: Tensor, *, compute_dtype: torch.dtype = torch.float32) -> Tensor:
-    """``exp(x - max(x)) / sum(exp(x - max(x)))``; input and result are ``[..., H]``.
+    """`exp(x - max(x)) / sum(exp(x - max(x)))`; input and result are `[..., H]`.
 
     A row with NaN or +inf, or with only -inf, gives NaN.
     """
@@ -92,9 +94,9 @@ def fused_add_rms_norm(
     *,
     compute_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """``(rms_norm(total), total)`` with ``total = input + residual``, rounded to the input's dtype before the norm.
+    """`(rms_norm(total), total)` with `total = input + residual`, rounded to the input's dtype before the norm.
 
-    input, residual and both results are ``[..., H]``, gamma is ``[H]``. The rounding has derivative 1.
+    input, residual and both results are `[..., H]`, gamma is `[H]`. The rounding has derivative 1.
     """
     total = input + residual
     return rms_norm(total, gamma, epsilon, compute_dtype=compute_dtype), total
@@ -109,9 +111,9 @@ def fused_add_layer_norm(
     *,
     compute_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """``(layer_norm(total), total)`` with ``total = input + residual``, rounded to the input's dtype before the norm.
+    """`(layer_norm(total), total)` with `total = input + residual`, rounded to the input's dtype before the norm.
 
-    input, residual and both results are ``[..., H]``, gamma and beta are ``[H]``. The rounding has derivative 1.
+    input, residual and both results are `[..., H]`, gamma and beta are `[H]`. The rounding has derivative 1.
     """
     total = input + residual
     return layer_norm(total, gamma, beta, epsilon, compute_dtype=compute_dtype), total
