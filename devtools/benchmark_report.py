@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import platform
 import re
 import statistics
@@ -24,7 +25,7 @@ def machine() -> dict[str, str]:
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpu": models[0] if models else platform.processor() or platform.machine(),
-        "cores": str(len(models)),
+        "cores": str(len(os.sched_getaffinity(0))),
         "torch": torch.__version__,
         "kernels": kernels.__version__,
         "transformers": transformers.__version__,

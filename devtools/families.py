@@ -15,7 +15,6 @@ from devtools.project import ROOT, relative
 class Component:
     """One section of build.toml that compiles sources: `[torch]` or a `[kernel.<name>]`."""
 
-    name: str
     backend: str | None
     """None for `[torch]`, whose sources belong to every backend."""
     sources: tuple[str, ...]
@@ -49,7 +48,7 @@ class Family:
     @property
     def repository(self) -> str:
         """The Hub repository, such as rudnn/rudnn-moe."""
-        return f"rudnn/{self.name}"
+        return str(self.config["general"]["hub"]["repo-id"])
 
     @property
     def python_name(self) -> str:
@@ -64,17 +63,16 @@ class Family:
     @cached_property
     def components(self) -> list[Component]:
         """All sections that list sources, `[torch]` first."""
-        sections = [("torch", None, self.config["torch"])]
-        sections += [(name, kernel.get("backend"), kernel) for name, kernel in self.config.get("kernel", {}).items()]
+        sections = [(None, self.config["torch"])]
+        sections += [(kernel.get("backend"), kernel) for kernel in self.config.get("kernel", {}).values()]
         return [
             Component(
-                name=name,
                 backend=backend,
                 sources=tuple(section.get("src", ())),
                 include=tuple(section.get("include", ())),
                 flags=tuple(section.get("cxx-flags", ())),
             )
-            for name, backend, section in sections
+            for backend, section in sections
         ]
 
     def components_of(self, backend: str) -> list[Component]:
@@ -105,13 +103,15 @@ def load(directory: Path) -> Family:
     path = directory / "build.toml"
     try:
         config = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Failure(f"{relative(path)} is not valid TOML: {error}") from None
     for table in ("general", "torch"):
         if not isinstance(config.get(table), dict):
             raise Failure(f"{relative(path)} has no [{table}] table")
     if not isinstance(config["general"].get("name"), str):
         raise Failure(f"{relative(path)} has no name in [general]")
+    if not isinstance(config["general"].get("hub", {}).get("repo-id"), str):
+        raise Failure(f"{relative(path)} has no repo-id in [general.hub]")
     return Family(directory, config)
 
 

@@ -57,6 +57,9 @@ def main(argv: list[str]) -> int:
     except Failure as failure:
         print(f"dev: error: {failure}", file=sys.stderr)
         return 1
+    except PermissionError as error:
+        print(f"dev: error: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("dev: interrupted", file=sys.stderr)
         return 130

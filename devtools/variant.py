@@ -12,7 +12,28 @@ from pathlib import Path
 from devtools.configuration import rust
 from devtools.errors import Failure
 from devtools.families import Family
-from devtools.project import CACHE, relative
+from devtools.project import CACHE, ROOT, relative
+
+# -fno-gnu-unique: a function's static variable must not be shared with another kernel that has a function of that name.
+# -Wno-maybe-uninitialized: up to version 12, GCC's own AVX-512 intrinsics set it off wherever they are used.
+CXX_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-DNDEBUG",
+    "-fno-math-errno",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+    "-Wall",
+    "-Wextra",
+    "-Wno-maybe-uninitialized",
+    "-fdiagnostics-color=auto",
+)
+LINK_FLAGS = ("-shared", "-Wl,-z,relro,-z,now")
+
+COMPATIBILITY = ROOT / "devtools" / "compat" / "manylinux.cpp"
+EXPORTS = ROOT / "devtools" / "compat" / "exports.map"
+INCLUDE = ROOT / "devtools" / "include"
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -30,7 +51,7 @@ def add_op_namespace_prefix(op_name: str) -> str:
 
 @dataclass(frozen=True)
 class Profile:
-    """How to build: for which backend, with which flags, and into which directory of the family."""
+    """How to build: for which backend, with which further flags, and into which directory of the family."""
 
     name: str
     backend: str
@@ -96,18 +117,19 @@ class Variant:
 
     @cached_property
     def id(self) -> str:
-        """Names the extension module and the operators' namespace: another source, another id.
+        """Names the extension module and the operators' namespace: another source or flag, another id.
 
         `kernels` keeps loaded modules by this name and PyTorch operators by this namespace, so two versions of a
         kernel can live in one process only if it differs.
         """
         family = self.family
-        digest = hashlib.sha256(self.profile.name.encode())
+        digest = hashlib.sha256(repr((self.profile, CXX_FLAGS, LINK_FLAGS)).encode())
         listed = {source for part in family.components_of(self.profile.backend) for source in part.sources}
         files = {family.directory / source for source in listed} | set(family.package_files)
-        for path in sorted(files | {family.directory / "build.toml"}):
+        files |= {family.directory / "build.toml", COMPATIBILITY, EXPORTS, *INCLUDE.iterdir()}
+        for path in sorted(files):
             content = path.read_bytes()
-            digest.update(f"{path.relative_to(family.directory)} {len(content)}\n".encode() + content)
+            digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
         return f"_{family.python_name}_{self.profile.backend}_{digest.hexdigest()[:7]}"
 
     def is_current(self) -> bool:
@@ -123,9 +145,10 @@ class Variant:
         return published.is_file() and published.read_bytes() == self.library.read_bytes()
 
     def publish(self) -> None:
-        """Puts the variant in its place at once and whole, and removes stale variants of its backend.
+        """Puts the finished variant in its place, and removes stale variants of its backend.
 
-        The loader prefers some variants over others, so one that is left over could hide this one.
+        Who loads it meanwhile finds the old variant, none, or the new one, but never a part of one. The loader prefers
+        some variants over others, so one that is left over could hide this one.
         """
         staging = self.directory.parent / f".staging-{self.name}"
         shutil.rmtree(staging, ignore_errors=True)

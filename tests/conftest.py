@@ -1,8 +1,10 @@
 """A small checkout of its own for each test: the real tools, the real environment, and one toy family."""
 
+import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,10 +105,22 @@ class Checkout:
         assert old in text
         (self.root / path).write_text(text.replace(old, new))
 
+    @contextlib.contextmanager
+    def appended(self, addition: str, *paths: str) -> Iterator[None]:
+        """Adds text to the end of files, and at the end takes it away again."""
+        before = {self.root / path: (self.root / path).read_text() for path in paths}
+        try:
+            for path, text in before.items():
+                path.write_text(text + addition)
+            yield
+        finally:
+            for path, text in before.items():
+                path.write_text(text)
+
 
 def make_checkout(root: Path) -> Checkout:
-    for name in ("dev", "requirements.txt", "requirements-models.txt"):
-        shutil.copy2(ROOT / name, root / name)
+    for path in (ROOT / "dev", *ROOT.glob("requirements*.txt")):
+        shutil.copy2(path, root / path.name)
     shutil.copytree(ROOT / "devtools", root / "devtools", ignore=shutil.ignore_patterns("__pycache__"))
     (root / ".venv").symlink_to(ROOT / ".venv")
     for name, text in FILES.items():
@@ -116,19 +130,29 @@ def make_checkout(root: Path) -> Checkout:
     return Checkout(root)
 
 
-@pytest.fixture
-def checkout(tmp_path) -> Checkout:
-    """A checkout whose copies of common/ are current, and in which nothing was built."""
-    fresh = make_checkout(tmp_path)
+def copied(original: Checkout, root: Path) -> Checkout:
+    shutil.copytree(original.root, root, symlinks=True, dirs_exist_ok=True)
+    return Checkout(root)
+
+
+@pytest.fixture(scope="session")
+def vendored(tmp_path_factory) -> Checkout:
+    """The checkout that the others are copies of; nobody changes it."""
+    fresh = make_checkout(tmp_path_factory.mktemp("vendored"))
     assert fresh.dev("vendor").returncode == 0
     return fresh
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Checkout:
+@pytest.fixture
+def checkout(vendored, tmp_path) -> Checkout:
+    """A checkout whose copies of common/ are current, and in which nothing was built."""
+    return copied(vendored, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def built(vendored, tmp_path_factory) -> Checkout:
     """A checkout in which the toy family was built; tests must leave it as they found it."""
-    fresh = make_checkout(tmp_path_factory.mktemp("built"))
-    assert fresh.dev("vendor").returncode == 0
+    fresh = copied(vendored, tmp_path_factory.mktemp("built"))
     done = fresh.dev("build")
     assert done.returncode == 0, done.stdout + done.stderr
     return fresh

@@ -1,10 +1,9 @@
 import time
 
-import pytest
 import torch
 
 from devtools import benchmark_report
-from devtools.benchmarking import OURS, QUICK, Case, Effort, alternate, measure
+from devtools.benchmarking import OURS, Case, Effort, Result, alternate, measure
 
 EFFORT = Effort(rounds=7, sample_seconds=1e-4, case_seconds=0.2)
 
@@ -37,38 +36,64 @@ def test_contenders_take_turns():
 
 
 def test_result_is_complete():
-    result = measure(case(), QUICK)
+    result = measure(case(), EFFORT)
     assert result.correct
     assert set(result.seconds) == {OURS, "twice"}
-    assert 1 < result.ratios["twice"] < 4
-    assert result.share > 0
-    assert result.rate.endswith("GB/s")
+    assert result.copy_bytes_per_second > 0
+    assert result.matmul_flops_per_second == 0, "there was nothing to compare with it"
+
+
+def test_numbers_of_a_result():
+    seconds = {
+        OURS: [2.0, 1.0, 4.0, 2.0, 2.0],
+        "twice": [4.0, 2.0, 8.0, 4.0, 4.0],
+        "drifting": [1.0, 2.0, 2.0, 6.0, 4.0],
+    }
+    result = Result(case(bytes=6 * 10**9), seconds, copy_bytes_per_second=6e9)
+    assert result.correct
+    assert result.median == 2.0
+    assert result.ratios == {"twice": 2.0, "drifting": 2.0}
+    assert result.share == 0.5
+    assert result.rate == "3.0 GB/s"
+    assert result.spread == (3.0 - 1.5) / 2.0
+
+
+def test_the_share_is_of_the_ceiling_that_bounds():
+    seconds = {OURS: [4.0, 4.0]}
+    measured = {"copy_bytes_per_second": 1e9, "matmul_flops_per_second": 1e12}
+    product = Result(case(bytes=10**9, flops=2 * 10**12), seconds, **measured)
+    assert product.share == 0.5
+    assert product.rate == "500.0 GFLOP/s"
+    assert Result(case(bytes=4 * 10**9, flops=10**12), seconds, **measured).share == 1.0
 
 
 def test_products_are_compared_with_the_product_ceiling():
     x = torch.ones(256, 256)
-    result = measure(case(ours=lambda: x @ x, bytes=3 * x.nbytes, flops=2 * 256**3, peers={}), QUICK)
-    assert result.rate.endswith("GFLOP/s")
+    result = measure(case(ours=lambda: x @ x, bytes=3 * x.nbytes, flops=2 * 256**3, peers={}), EFFORT)
+    assert result.matmul_flops_per_second > 0
+
+
+def test_threads_are_those_of_the_case_and_then_as_before():
+    before = torch.get_num_threads()
+    used = set()
+    measure(case(threads=before + 1, ours=lambda: used.add(torch.get_num_threads())), EFFORT)
+    assert used == {before + 1}
+    assert torch.get_num_threads() == before
 
 
 def test_wrong_kernel_gets_no_number(tmp_path):
-    result = measure(case(correct=False), QUICK)
+    result = measure(case(correct=False), EFFORT)
     assert not result.correct
     assert "WRONG" in benchmark_report.cells(result)
     benchmark_report.save(tmp_path, [result])
 
 
 def test_saved_files(tmp_path):
-    written = benchmark_report.save(tmp_path, [measure(case(), QUICK)])
+    written = benchmark_report.save(
+        tmp_path, [Result(case(), {OURS: [1.0, 2.0], "twice": [2.0, 4.0]}, copy_bytes_per_second=1e9)]
+    )
     assert sorted(path.suffix for path in written) == [".json", ".md", ".png"]
     assert all(path.stat().st_size for path in written)
     markdown = next(path for path in written if path.suffix == ".md").read_text()
     assert "| copy | 4096 | float32 | forward | 1 |" in markdown
     assert torch.__version__ in markdown
-
-
-@pytest.fixture(autouse=True)
-def restore_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)

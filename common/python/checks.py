@@ -1,7 +1,8 @@
 """Checks of public functions' arguments: what is asked for, what came, and the sentence that says so.
 
-A public function tests all its arguments in one boolean expression, and only if that fails goes through the checks here
-one by one, each of which raises the family's error or passes.
+A registered op refuses what would be unsafe by itself, so a public function calls it first and comes here only when it
+raises: a call with good arguments pays for no check twice. While it is being compiled there is no such call, and the checks
+come first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import reprlib
 from typing import NoReturn
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -34,6 +36,8 @@ def describe(value: object) -> str:
     """Says in a few words what came for an argument."""
     if not isinstance(value, torch.Tensor):
         return f"{type(value).__name__} {reprlib.repr(value)}"
+    if isinstance(value, UninitializedTensorMixin):
+        return "an uninitialised parameter"
     if value.is_nested:
         return "a nested tensor"
     layout = "" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} "
@@ -55,14 +59,18 @@ class ArgumentChecks:
 
     def fail(self, name: str, requirement: str, value: object) -> NoReturn:
         """Raises for argument `name`, which must `requirement`, and is `value`."""
-        raise self._error(f"{self._function}: {name} must {requirement}, got {describe(value)}")
+        raise self._error(f"{self._function}: {name} must {requirement}, got {describe(value)}") from None
 
     def float_tensor(self, name: str, value: object) -> torch.Tensor:
         """Requires a dense tensor of float32, float16 or bfloat16 on a device that the build serves, and returns it."""
         requirement = "be a dense tensor of float32, float16 or bfloat16"
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
+        if (
+            not isinstance(value, torch.Tensor)
+            or isinstance(value, UninitializedTensorMixin)
+            or value.dtype not in FLOAT_DTYPES
+        ):
             self.fail(name, requirement, value)
-        if value.dtype not in FLOAT_DTYPES:
+        if value.layout != torch.strided or value.is_nested:
             self.fail(name, requirement, value)
         if value.device.type not in self._devices:
             self.fail(name, f"be on {' or '.join(sorted(self._devices - {'meta'}))}, which this build serves", value)

@@ -20,7 +20,6 @@ NEEDS_ENVIRONMENT = True
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("--backend", choices=["cpu"], default="cpu", help="what to build for (default: %(default)s)")
     parser.add_argument(
         "--sanitize",
         action="store_true",
@@ -61,7 +60,7 @@ def build(families: Sequence[Family], *, sanitize: bool = False) -> None:
     variants = [Variant(family, profile) for family in families]
     with exclusive("building"):
         # The file always holds every family that is sound, so that building one does not forget the others.
-        every = {family.title: family for family in discover() if all(map((family.directory).joinpath, family.listed))}
+        every = {family.title: family for family in discover() if _is_sound(family)}
         every |= {family.title: family for family in families}
         compilation.write_build_file([Variant(family, each) for family in every.values() for each in PROFILES])
         compilation.run(variants)
@@ -72,3 +71,16 @@ def build(families: Sequence[Family], *, sanitize: bool = False) -> None:
                 raise Failure(f"{variant.family.title} breaks the ABI it promises: {'; '.join(broken)}")
             variant.publish()
             print(f"built {variant.directory} ({variant.id})")
+
+
+def _is_sound(family: Family) -> bool:
+    """Returns whether a family can be in the build file; one that is not must not stop the build of another."""
+    from devtools import configuration
+    from devtools.variant import PROFILES, Variant
+
+    try:
+        configuration.validate(family)
+        configuration.check_sources(family)
+        return all(Variant(family, profile).abi for profile in PROFILES)
+    except Failure:
+        return False

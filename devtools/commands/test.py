@@ -6,23 +6,28 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from devtools import local_kernels
 from devtools.commands.build import build
-from devtools.console import heading, notice
+from devtools.console import console, heading, notice
 from devtools.families import Family, select
 from devtools.project import CACHE, ROOT
 
 HELP = "build the kernels and run every test"
 DESCRIPTION = """\
-Builds the families, then runs the tests of the tools and each family's pytest suite, every run in its own process:
+Builds the families, then runs the tests of the tools, those of loading, and each family's pytest suite, every run in
+its own process and two at a time:
   - once as the CPU is;
   - once for each lower instruction set (RUDNN_CPU_ISA=avx2, generic), without the tests marked isa_independent;
   - once built with the address and undefined-behaviour sanitizers, the tests marked small.
+What a run prints is shown when it ends, and kept in .cache/reports/.
 What follows a -- goes to each pytest, for example: ./dev test normalization -- -k softmax -x
 The last line counts all runs together.
 """
@@ -30,7 +35,10 @@ NEEDS_ENVIRONMENT = True
 
 LOWER_ISAS = ("avx2", "generic")
 
+_AT_ONCE = 2
+_PROGRESS_SECONDS = 30
 _NOTHING_COLLECTED = 5
+_REPORTS = CACHE / "reports"
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,12 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     """Further options of pytest."""
+    preparation: tuple[str, ...] = ()
+    """Arguments of a ./dev that must succeed first."""
+
+    def report(self, suffix: str) -> Path:
+        """The file for what the run leaves behind, by its kind."""
+        return _REPORTS / f"{self.title.replace(', ', '-').replace(' ', '-')}{suffix}"
 
 
 @dataclass
@@ -63,9 +77,43 @@ class Count:
         self.skipped += other.skipped
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    count: Count
+    seconds: float
+    remark: str = ""
+    """What the counts do not say, such as a crash."""
+
+
+class Progress:
+    """Says which runs are under way: when one begins, and now and then, so that a long log is never silent."""
+
+    def __init__(self) -> None:
+        """Starts with no run, and a thread that ends with the process."""
+        self._started: dict[str, float] = {}
+        threading.Thread(target=self._repeat, daemon=True).start()
+
+    def begin(self, run: Run) -> None:
+        """Notes that a run begins."""
+        self._started[run.title] = time.monotonic()
+        console().print(f"[dim]started[/] {run.title}")
+
+    def end(self, run: Run) -> float:
+        """Notes that a run ended, and returns how many seconds it took."""
+        return time.monotonic() - self._started.pop(run.title)
+
+    def _repeat(self) -> None:
+        while True:
+            time.sleep(_PROGRESS_SECONDS)
+            now = time.monotonic()
+            if running := [f"{title} ({now - start:.0f} s)" for title, start in self._started.copy().items()]:
+                console().print(f"[dim]running[/] {', '.join(running)}")
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("--device", choices=["cpu"], default="cpu", help="where to run (default: %(default)s)")
     parser.add_argument("family", nargs="*", help="families to test (default: all of them, and the development tools)")
 
 
@@ -74,21 +122,29 @@ def run(arguments: argparse.Namespace) -> int:
     families = select(arguments.family)
     sanitizer = _sanitizer_environment()
     build(families)
-    if sanitizer:
-        build(families, sanitize=True)
 
-    runs = [] if arguments.family else [Run("tools", ROOT / "tests")]
-    for family in families:
-        runs += _runs_of(family, families, sanitizer)
+    # The longest first, so that none of them is left to run alone.
+    runs = [each for family in families for each in _runs_of(family, families, sanitizer)]
+    if not arguments.family:
+        loading = ROOT / "tests" / "loading"
+        runs += [Run("loading", loading), Run("tools", ROOT / "tests", options=(f"--ignore={loading}",))]
     if platform.machine() == "x86_64" and "avx512f" not in Path("/proc/cpuinfo").read_text():
         notice("this CPU has no AVX-512, so those paths are not tested here")
     if not sanitizer:
         notice("libasan was not found next to g++, so the sanitized build is not tested here")
 
     total = Count()
-    for each in runs:
-        heading(each.title)
-        total.add(_execute(each, arguments.rest))
+    progress = Progress()
+    _REPORTS.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        futures = {pool.submit(_execute, each, arguments.rest, progress): each for each in runs}
+        try:
+            for future in as_completed(futures):
+                _show(futures[future], future.result())
+                total.add(future.result().count)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     heading("all runs")
     print(total, flush=True)
     return 1 if total.failed or not total.passed else 0
@@ -97,37 +153,59 @@ def run(arguments: argparse.Namespace) -> int:
 def _runs_of(family: Family, families: Sequence[Family], sanitizer: dict[str, str]) -> Iterator[Run]:
     directory = family.directory / "tests"
     kernels = local_kernels.setting(families)
+    if sanitizer:
+        sanitized = local_kernels.setting(families, "build-asan") | sanitizer
+        yield Run(
+            f"{family.title}, sanitized",
+            directory,
+            sanitized,
+            # pytest must not capture the process's own stderr, or the sanitizer's report would die with the process.
+            options=("-m", "small", "--capture=sys"),
+            # Compiled while other tests run.
+            preparation=("build", "--sanitize", *(each.title for each in families)),
+        )
     yield Run(family.title, directory, kernels)
     if platform.machine() == "x86_64":
         for isa in LOWER_ISAS:
             limited = kernels | {"RUDNN_CPU_ISA": isa}
             yield Run(f"{family.title}, at most {isa}", directory, limited, ("-m", "not isa_independent"))
-    if sanitizer:
-        sanitized = local_kernels.setting(families, "build-asan") | sanitizer
-        # pytest must not capture the process's own stderr, or the sanitizer's report would die with the process.
-        yield Run(f"{family.title}, sanitized", directory, sanitized, ("-m", "small", "--capture=sys"))
 
 
-def _execute(run: Run, rest: Sequence[str]) -> Count:
-    report = CACHE / "reports" / f"{run.title.replace(', ', '-').replace(' ', '-')}.xml"
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", str(run.directory), f"--junitxml={report}", *run.options]
+def _execute(run: Run, rest: Sequence[str], progress: Progress) -> Outcome:
+    """Runs one pytest process to its end; what it prints goes into a file."""
+    progress.begin(run)
+    results = run.report(".xml")
+    results.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", str(run.directory), f"--junitxml={results}", *run.options, *rest]
     # Threads that spin while they wait take the CPU from those that work, when there are more than it has cores.
     threads = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
     environment = {**threads, "HF_HUB_OFFLINE": "1", **os.environ, **run.environment}
-    sys.stdout.flush()
-    status = subprocess.run([*command, *rest], cwd=ROOT, env=environment).returncode
+    with run.report(".log").open("wb") as log:
+        if run.preparation:
+            prepared = subprocess.run(
+                [sys.executable, str(ROOT / "dev"), *run.preparation], stdout=log, stderr=subprocess.STDOUT
+            )
+            if prepared.returncode != 0:
+                remark = f"./dev {' '.join(run.preparation)} failed; this counts as one failed test"
+                return Outcome(Count(failed=1), progress.end(run), remark)
+        status = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
 
-    count = _read(report) if report.is_file() else Count()
+    count, remark = _read(results) if results.is_file() else Count(), ""
     if status == _NOTHING_COLLECTED:
-        notice(f"{run.title}: no test was selected")
+        remark = "no test was selected"
     elif status != 0 and not count.failed:
         # pytest died before it could report: a crash of a kernel, a sanitizer's finding, or a broken conftest.py.
         reason = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"gave exit status {status}"
-        notice(f"{run.title}: pytest {reason}; this counts as one failed test")
+        remark = f"pytest {reason}; this counts as one failed test"
         count.failed = 1
-    return count
+    return Outcome(count, progress.end(run), remark)
+
+
+def _show(run: Run, outcome: Outcome) -> None:
+    heading(f"{run.title}: {outcome.count}, {outcome.seconds:.0f} s")
+    print(run.report(".log").read_text(errors="replace"), flush=True)
+    if outcome.remark:
+        notice(f"{run.title}: {outcome.remark}")
 
 
 def _read(report: Path) -> Count:

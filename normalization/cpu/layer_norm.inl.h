@@ -67,7 +67,7 @@ template <class T>
     const Vec factor = broadcast(statistics.scale.factor);
     const Vec centre = broadcast(statistics.centre);
     const Vec correction = broadcast(statistics.correction);
-    const Vec root = broadcast(reciprocal_root(statistics.variance));
+    const Vec root = broadcast(roots_of(statistics.variance, statistics.scale).normalise);
 
     for_each_vector(width, [&](int64_t offset, auto lanes) {
       __builtin_prefetch(next_input + offset);
@@ -105,13 +105,15 @@ template <class T>
       });
       return statistics_from(scale, centre, sums, width);
     });
-    const float root_value = reciprocal_root(statistics.variance);
+    const Roots roots = roots_of(statistics.variance, statistics.scale);
     const Vec factor = broadcast(statistics.scale.factor);
     const Vec centre = broadcast(statistics.centre);
     const Vec correction = broadcast(statistics.correction);
-    const Vec root = broadcast(root_value);
+    const Vec root = broadcast(roots.normalise);
+    const Vec gradient_root = broadcast(roots.gradient[0]);
+    const Vec gradient_factor = broadcast(roots.gradient[1]);
     const Vec mean_upstream = broadcast(static_cast<float>(statistics.upstream / width));
-    const Vec projection = broadcast(static_cast<float>(statistics.product * root_value / width));
+    const Vec projection = broadcast(clamped(statistics.product * roots.root / width));
 
     for_each_vector(width, [&](int64_t offset, auto lanes) {
       __builtin_prefetch(x + to_next_row + offset);
@@ -125,7 +127,7 @@ template <class T>
       if (grad_input != nullptr) {
         // Rounded as in the mean, so that a row of one element has a gradient of exactly 0.
         const Vec centred = upstream * load(args.gamma + offset, lanes) - mean_upstream;
-        Vec gradient = fma(-normalised, projection, centred) * root * factor;
+        Vec gradient = fma(-normalised, projection, centred) * gradient_root * gradient_factor;
         if (grad_sum != nullptr) gradient = gradient + load(grad_sum + offset, lanes);
         store(grad_input + offset, gradient, lanes);
       }

@@ -52,7 +52,7 @@ template <bool kGated, class T>
       return RmsStatistics{scale, squares.value[0] / width + scale.epsilon, 0};
     });
     const Vec factor = broadcast(statistics.scale.factor);
-    const Vec root = broadcast(reciprocal_root(statistics.mean_square));
+    const Vec root = broadcast(roots_of(statistics.mean_square, statistics.scale).normalise);
 
     for_each_vector(width, [&](int64_t offset, auto lanes) {
       __builtin_prefetch(next_input + offset);
@@ -91,10 +91,12 @@ template <bool kGated, class T>
       });
       return RmsStatistics{scale, sums.value[0] / width + scale.epsilon, sums.value[1]};
     });
-    const float root_value = reciprocal_root(statistics.mean_square);
+    const Roots roots = roots_of(statistics.mean_square, statistics.scale);
     const Vec factor = broadcast(statistics.scale.factor);
-    const Vec root = broadcast(root_value);
-    const Vec projection = broadcast(static_cast<float>(statistics.product * root_value / width));
+    const Vec root = broadcast(roots.normalise);
+    const Vec gradient_root = broadcast(roots.gradient[0]);
+    const Vec gradient_factor = broadcast(roots.gradient[1]);
+    const Vec projection = broadcast(clamped(statistics.product * roots.root / width));
 
     for_each_vector(width, [&](int64_t offset, auto lanes) {
       __builtin_prefetch(x + to_next_row + offset);
@@ -113,7 +115,7 @@ template <bool kGated, class T>
         store(grad_gamma + offset, fma(upstream, normalised, load(grad_gamma + offset, lanes)), lanes);
       }
       if (grad_input != nullptr) {
-        Vec gradient = fma(-normalised, projection, upstream * weight) * root * factor;
+        Vec gradient = fma(-normalised, projection, upstream * weight) * gradient_root * gradient_factor;
         if (grad_sum != nullptr) gradient = gradient + load(grad_sum + offset, lanes);
         store(grad_input + offset, gradient, lanes);
       }

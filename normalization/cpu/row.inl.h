@@ -44,10 +44,24 @@ inline auto measure_in_range(const T* row, int64_t width, double epsilon, Measur
   return measure(RowScale{factor, epsilon * factor * factor});
 }
 
-// 1 / sqrt(mean_square) in float32, finite for every mean_square > 0.
-inline float reciprocal_root(double mean_square) {
+// What a scaled row is multiplied by to normalise it, and in the backward the gradient, by both factors. The root and
+// the scale can leave float32's range each on their own side where the variance is 0, though their product does not.
+struct Roots {
+  double root;
+  float normalise;
+  float gradient[2];
+};
+
+// In float32, the largest magnitudes in place of those beyond.
+inline float clamped(double value) {
+  return value > kLargest ? kLargest : value < -kLargest ? -kLargest : static_cast<float>(value);
+}
+
+// From the mean of squares, epsilon included, of a scaled row.
+inline Roots roots_of(double mean_square, RowScale scale) {
   const double root = 1.0 / __builtin_sqrt(mean_square);
-  return root > kLargest ? kLargest : static_cast<float>(root);
+  if (root <= kLargest) return {root, static_cast<float>(root), {static_cast<float>(root), scale.factor}};
+  return {root, clamped(root), {clamped(root * scale.factor), 1.0f}};
 }
 
 }  // namespace rudnn::RUDNN_ISA

@@ -1,12 +1,14 @@
 """What the tests of every kernel family share: loading, devices, poison, layouts, the tolerance rule, refused input.
 
-A family's ``tests/conftest.py`` is a copy of ``common/conftest.py``; it finds the family from its own path. Helpers
-are imported with ``from conftest import ...``.
+A family's `tests/conftest.py` is a copy of `common/conftest.py`; it finds the family from its own path. Helpers
+are imported with `from conftest import ...`.
 """
 
+import contextlib
 import functools
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -34,7 +36,7 @@ def pytest_configure(config):
 
 @functools.cache
 def load_kernel() -> ModuleType:
-    """The family's kernel through ``get_kernel``: the local build, unless LOCAL_KERNELS says otherwise."""
+    """The family's kernel through `get_kernel`: the local build, unless LOCAL_KERNELS says otherwise."""
     os.environ.setdefault("LOCAL_KERNELS", f"{REPOSITORY}={FAMILY}")
     return kernels.get_kernel(REPOSITORY, version=1, trust_remote_code=True)
 
@@ -46,23 +48,18 @@ def kernel() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def ops(kernel):
-    """The registered ops, ``torch.ops.<id>``."""
+    """The registered ops, `torch.ops.<id>`."""
     return kernel._ops.ops
 
 
 def served_devices() -> list[str]:
-    """The device types that exist here and for which the loaded build registers ops."""
+    """The device types that exist here and for which the loaded build has kernels."""
+    kernel = load_kernel()
     exists = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    namespace = load_kernel()._ops.ops.name
-    return [
-        device
-        for device, present in exists.items()
-        if present
-        and any(
-            name.startswith(f"{namespace}::")
-            for name in torch._C._dispatch_get_registrations_for_dispatch_key(device.upper())
-        )
-    ]
+    names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    ops = [name for name in names if name.startswith(f"{kernel._ops.ops.name}::")]
+    served = frozenset().union(*map(kernel._checks.served_devices, ops))
+    return [device for device, present in exists.items() if present and device in served]
 
 
 def pytest_generate_tests(metafunc):
@@ -70,20 +67,22 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("device", served_devices(), scope="session")
 
 
-@pytest.fixture(params=THREAD_COUNTS, ids=lambda count: f"{count}_threads")
-def threads(request):
-    """Sets the number of threads of PyTorch's pool."""
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Sets the number of threads of PyTorch's pool, and at the end sets it back."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
 def poison_fresh_memory(monkeypatch):
     """Fills every fresh tensor with NaN (the largest value for integers), so that an element nobody wrote shows.
 
-    ``fill_uninitialized_memory`` has an effect in deterministic mode only.
+    `fill_uninitialized_memory` has an effect in deterministic mode only.
     """
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -103,7 +102,7 @@ def poisoned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def guards_intact(view: torch.Tensor) -> bool:
-    """Whether nothing was written around a tensor made by ``poisoned``."""
+    """Whether nothing was written around a tensor made by `poisoned`."""
     length = view.untyped_storage().nbytes() // view.element_size()
     storage = view.detach().as_strided((length,), (1,), 0)
     return bool(storage[:GUARD].isnan().all() and storage[-GUARD:].isnan().all())
@@ -113,7 +112,7 @@ LAYOUTS = ("transposed", "every_second", "row_strided", "offset", "expanded_rows
 
 
 def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """A view with the shape of `tensor` and the named layout; compare with the run on ``view.contiguous()``.
+    """A view with the shape of `tensor` and the named layout; compare with the run on `view.contiguous()`.
 
     The values are those of `tensor`, except in the expanded layouts, which repeat its first row or column.
     """
@@ -141,7 +140,7 @@ def assert_close_to_exact(out: torch.Tensor, exact: torch.Tensor, plain: torch.T
 
     exact: the result in float64.
     plain: the result as PyTorch or a model computes it from the same inputs; by default the exact result, rounded once.
-    The largest error may be twice that of `plain`, plus ``2 * eps(out.dtype) * max|exact|`` for where `plain` is exact
+    The largest error may be twice that of `plain`, plus `2 * eps(out.dtype) * max|exact|` for where `plain` is exact
     by luck. NaN and infinity must stand where the exact result, rounded to out's dtype, has them.
     """
     assert out.shape == exact.shape, f"shape {tuple(out.shape)}, expected {tuple(exact.shape)}"
@@ -185,7 +184,7 @@ def assert_bits_equal(out: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def assert_refused(error: type[Exception], argument: str, function, *args, **kwargs) -> None:
-    """Asserts that the call raises `error` with a message ``<op>: <argument> <requirement>, got <what came>``."""
+    """Asserts that the call raises `error` with a message `<op>: <argument> <requirement>, got <what came>`."""
     with pytest.raises(error) as caught:
         function(*args, **kwargs)
     message = str(caught.value)

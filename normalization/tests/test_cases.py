@@ -38,7 +38,7 @@ def test_n3_squares_out_of_range(kernel, device, dtype, value):
 
 
 def test_n4_sum_of_the_output(kernel, device):
-    """Dao-AILab/quack#88: the gradient that ``sum`` sends has stride 0 (epsilon, which must be > 0, vanishes)."""
+    """Dao-AILab/quack#88: the gradient that `sum` sends has stride 0 (epsilon, which must be > 0, vanishes)."""
     input = torch.tensor([[3.0, 4.0], [1.0, 0.0]], device=device, requires_grad=True)
     weight = torch.ones(2, device=device, requires_grad=True)
     output = kernel.rms_norm(input, weight, 1e-30)
@@ -104,8 +104,7 @@ def test_n7_rows_that_are_not_finite(kernel, device):
 @for_each(*OPERATIONS)
 def test_n8_second_derivative_raises(kernel, device, operation):
     inputs = operation.inputs((2, 5), device=device, requires_grad=True)
-    with pytest.raises((RuntimeError, kernel.NormalizationError)):
-        (grad,) = torch.autograd.grad(
-            operation.run(kernel, inputs)[0].square().sum(), inputs["input"], create_graph=True
-        )
+    loss = operation.run(kernel, inputs)[0].square().sum()
+    (grad,) = torch.autograd.grad(loss, inputs["input"], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated once only"):
         torch.autograd.grad(grad.sum(), inputs["input"])

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import kernels
+import numpy
 import pytest
 import torch
 import transformers
@@ -161,8 +162,20 @@ def test_layer_norm(kernel, device, shape, options, dtype):
 def test_layer_norm_of_another_shape_raises(kernel, device, shape, wrong, affine):
     """Also where the number of elements is right."""
     module = kernelized(HubLayerNorm(shape, elementwise_affine=affine).to(device), device)
-    with pytest.raises(kernel.NormalizationError):
+    with pytest.raises(kernel.NormalizationError, match=r"layer_norm: (input|gamma) must have"):
         module(torch.ones(wrong, device=device))
+
+
+NOT_ROWS = {"none": None, "list": [[1.0] * 6] * 4, "number": 1.0, "numpy": numpy.ones((4, 6), numpy.float32)}
+
+
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize("shape", [(6,), (4, 6)], ids=["one_axis", "two_axes"])
+@pytest.mark.parametrize("value", [*NOT_ROWS.values(), torch.ones(4, 6, dtype=torch.int32)], ids=[*NOT_ROWS, "int32"])
+def test_layer_norm_of_what_is_no_float_tensor_raises(kernel, device, shape, affine, value):
+    module = kernelized(HubLayerNorm(shape, elementwise_affine=affine).to(device), device)
+    with pytest.raises(kernel.NormalizationError, match="layer_norm: input must"):
+        module(value)
 
 
 def test_strided_and_empty_inputs(kernel, device):

@@ -91,10 +91,7 @@ def test_the_fake_agrees_with_the_op(ops, device, name):
                 values = arguments(name, shape, *dtypes, device, need=need)
                 values = [value.mT.contiguous().mT if is_matrix(value) else value for value in values]
                 op = getattr(ops, name).default
-                try:
-                    real = op(*values)
-                except RuntimeError:
-                    continue  # an op may leave making inputs contiguous to the function
+                real = op(*values)
                 fake = op(*[value.to("meta") if isinstance(value, torch.Tensor) else value for value in values])
                 real, fake = ((out,) if isinstance(out, torch.Tensor) else out for out in (real, fake))
                 for one, other in zip(real, fake, strict=True):
@@ -153,7 +150,7 @@ def test_no_output_aliases_an_input(ops, device, name):
 
 @pytest.mark.parametrize("name", TENSOR_OPS)
 def test_outputs_are_allocated_where_poison_reaches_them(ops, device, name):
-    """PyTorch fills fresh tensors with NaN in ``aten::empty`` and its kin; other allocations would go unpoisoned."""
+    """PyTorch fills fresh tensors with NaN in `aten::empty` and its kin; other allocations would go unpoisoned."""
     values = arguments(name, (4, 21), F32, F32, device)
     op = getattr(ops, name).default
     count = len(op._schema.returns)

@@ -1,8 +1,7 @@
 """The same bits whatever the number of threads, and for a row whatever else is in the batch."""
 
 import pytest
-import torch
-from conftest import THREAD_COUNTS, assert_bits_equal
+from conftest import THREAD_COUNTS, assert_bits_equal, threads
 from operations import BF16, F32, OPERATIONS, for_each, gradients, random_gradients
 
 SHAPES = [
@@ -13,26 +12,18 @@ SHAPES = [
 ]
 
 
-def run_with(count, function):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        return function()
-    finally:
-        torch.set_num_threads(before)
-
-
 @for_each(*OPERATIONS)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_number_of_threads(kernel, device, operation, dtype, shape):
     inputs = operation.inputs(shape, dtype, device=device, requires_grad=True)
 
-    def forward_and_backward():
-        outputs = operation.run(kernel, inputs)
-        return [*outputs, *gradients(outputs, inputs, random_gradients(outputs)).values()]
+    def forward_and_backward(count):
+        with threads(count):
+            outputs = operation.run(kernel, inputs)
+            return [*outputs, *gradients(outputs, inputs, random_gradients(outputs)).values()]
 
-    first, *others = (run_with(count, forward_and_backward) for count in THREAD_COUNTS)
+    first, *others = map(forward_and_backward, THREAD_COUNTS)
     for other in others:
         for result, expected in zip(other, first, strict=True):
             assert_bits_equal(result, expected)
@@ -42,7 +33,7 @@ def test_any_number_of_threads(kernel, device, operation, dtype, shape):
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("shape", [(300, 100), (37, 5000)], ids=["many_rows", "long_rows"])
 def test_a_row_does_not_depend_on_the_others(kernel, device, operation, dtype, shape):
-    """Outputs and row gradients of each row alone, and of a part of the batch, equal those of the whole batch."""
+    """Outputs and row gradients of two rows, each alone, and of a part of the batch equal those of the whole batch."""
     inputs = operation.inputs(shape, dtype, device=device, requires_grad=True)
     outputs = operation.run(kernel, inputs)
     grads = random_gradients(outputs)
@@ -61,13 +52,16 @@ def test_a_row_does_not_depend_on_the_others(kernel, device, operation, dtype, s
 
 
 @for_each(*OPERATIONS)
-def test_twice_the_same(kernel, device, operation, threads):
+@pytest.mark.parametrize("count", THREAD_COUNTS, ids=lambda count: f"{count}_threads")
+def test_twice_the_same(kernel, device, operation, count):
     inputs = operation.inputs((100, 100), device=device, requires_grad=True)
-    outputs = operation.run(kernel, inputs)
-    grads = random_gradients(outputs)
-    found = gradients(outputs, inputs, grads)
-    again = operation.run(kernel, inputs)
+    with threads(count):
+        outputs = operation.run(kernel, inputs)
+        grads = random_gradients(outputs)
+        found = gradients(outputs, inputs, grads)
+        again = operation.run(kernel, inputs)
+        found_again = gradients(again, inputs, grads)
     for output, expected in zip(again, outputs, strict=True):
         assert_bits_equal(output, expected)
-    for name, grad in gradients(again, inputs, grads).items():
+    for name, grad in found_again.items():
         assert_bits_equal(grad, found[name])

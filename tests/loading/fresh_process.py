@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from devtools.families import load
+
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = sorted(path.parent for path in ROOT.glob("*/build.toml"))
 
@@ -91,12 +93,12 @@ def run_guarded(directory: Path, code: str, **variables: str) -> str:
 
 
 def run_python(directory: Path, code: str, **variables: str) -> str:
-    """As ``run_guarded``, with ``torch``, ``kernels`` and ``Path`` imported."""
+    """As `run_guarded`, with `torch`, `kernels` and `Path` imported."""
     return run_guarded(directory, IMPORTS + code, **variables)
 
 
 def hub_name(family: Path) -> str:
-    return f"rudnn/rudnn-{family.name}"
+    return load(family).repository
 
 
 def local_kernels(*families: Path) -> str:
@@ -116,5 +118,5 @@ def get_kernel(family: Path) -> str:
 
 
 def check_call(family: Path) -> str:
-    """The line of code that calls the loaded ``kernel``."""
+    """The line of code that calls the loaded `kernel`."""
     return f"assert {ONE_CALL[family.name]}\n"

@@ -1,4 +1,4 @@
-"""When a call must be recorded for autograd, and how far it can be differentiated."""
+"""Gradients of registered ops, and how not to pay for them where nobody asks."""
 
 from __future__ import annotations
 
@@ -11,24 +11,52 @@ from torch.autograd import forward_ad
 
 Gradients = tuple[torch.Tensor | None, ...]
 
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""A context in which an op runs as if no gradient could be asked for."""
+
+_is_compiling = torch.compiler.is_dynamo_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_transforms_active = torch._C._are_functorch_transforms_active
+
 
 def needs_autograd(*tensors: torch.Tensor | None) -> bool:
-    """Tells whether a call must be recorded: a gradient can be asked for, or forward-mode differentiation is on.
+    """Tells whether an op must be called with its registered gradient in place.
 
-    The latter is not supported, and recording the call makes PyTorch say so.
+    That serves training, and whoever records the op: torch.compile, torch.export, vmap. It costs more than a small op
+    itself, so calls for which this is False belong into `below_autograd()`.
+
+    Raises:
+        RuntimeError: a tensor carries a tangent: forward-mode differentiation is not supported.
     """
-    if getattr(forward_ad, "_current_level", -1) >= 0:
+    if _is_compiling() or _transforms_active():
+        _refuse_tangents(tensors)
         return True
-    if not torch.is_grad_enabled():
-        return False
-    for tensor in tensors:  # noqa: SIM110, any() with a generator takes twice as long
-        if tensor is not None and tensor.requires_grad:
-            return True
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        _refuse_tangents(tensors)
+    if _is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
     return False
 
 
+def register_gradient(
+    op: torch._ops.OpOverload,
+    setup_context: Callable[[Any, tuple[Any, ...], Any], None],
+    backward: Callable[..., Gradients],
+) -> None:
+    """Registers the gradient of an op, which can be differentiated no further.
+
+    Args:
+        op: the op.
+        setup_context: `(ctx, inputs, output)`, as for `torch.library.register_autograd`.
+        backward: `(ctx, *grads)`, returns a gradient or None for each argument.
+    """
+    torch.library.register_autograd(op.name(), first_order_only(backward), setup_context=setup_context)
+
+
 def first_order_only(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Makes the backward of an autograd.Function one whose results cannot be differentiated again.
+    """Makes a backward function one whose results cannot be differentiated again.
 
     Unlike `once_differentiable`, this also refuses where the incoming gradients are constants: there a second
     derivative with respect to the saved tensors would silently be left out.
@@ -45,6 +73,14 @@ def first_order_only(backward: Callable[..., Gradients]) -> Callable[..., Gradie
         return tuple(None if result is None else next(guarded) for result in results)
 
     return wrapper
+
+
+def _refuse_tangents(tensors: tuple[torch.Tensor | None, ...]) -> None:
+    if getattr(forward_ad, "_current_level", -1) < 0:
+        return
+    for tensor in tensors:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise RuntimeError("this function does not support forward-mode differentiation; use backward()")
 
 
 class _RefuseDerivative(torch.autograd.Function):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from . import _rows
-from ._autograd import Gradients, first_order_only, needs_autograd
+from ._autograd import Gradients, below_autograd, needs_autograd, register_gradient
 from ._ops import add_op_namespace_prefix, ops
 
 _layer_norm_op = ops.layer_norm.default
 _fused_add_layer_norm_op = ops.fused_add_layer_norm.default
-_layer_norm_backward_op = ops.layer_norm_backward.default
 
 
 def layer_norm(
@@ -37,10 +37,18 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016.
     """
-    epsilon = _rows.check_norm("layer_norm", input, gamma, beta, epsilon)
-    if needs_autograd(input, gamma, beta):
-        return _LayerNorm.apply(input, gamma, beta, epsilon)
-    return _layer_norm_op(input, gamma, beta, epsilon)
+    if not _rows.is_epsilon(epsilon):
+        epsilon = _rows.checks("layer_norm").positive("epsilon", epsilon)
+    if is_dynamo_compiling():
+        _check_layer_norm(input, gamma, beta)
+    try:
+        if needs_autograd(input, gamma, beta):
+            return _layer_norm_op(input, gamma, beta, epsilon)
+        with below_autograd():
+            return _layer_norm_op(input, gamma, beta, epsilon)
+    except _rows.REFUSALS:
+        _check_layer_norm(input, gamma, beta)
+        raise
 
 
 def fused_add_layer_norm(
@@ -69,91 +77,98 @@ def fused_add_layer_norm(
 
     Source: the residual stream of pre-norm Transformers, `norm(x + attention(x))`.
     """
-    epsilon = _rows.check_norm("fused_add_layer_norm", input, gamma, beta, epsilon, "residual", residual)
-    if needs_autograd(input, residual, gamma, beta):
-        return _FusedAddLayerNorm.apply(input, residual, gamma, beta, epsilon)
-    return _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
+    if not _rows.is_epsilon(epsilon):
+        epsilon = _rows.checks("fused_add_layer_norm").positive("epsilon", epsilon)
+    if is_dynamo_compiling():
+        _check_fused_add_layer_norm(input, residual, gamma, beta)
+    try:
+        if needs_autograd(input, residual, gamma, beta):
+            return _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
+        with below_autograd():
+            return _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
+    except _rows.REFUSALS:
+        _check_fused_add_layer_norm(input, residual, gamma, beta)
+        raise
 
 
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, input: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
-    ) -> torch.Tensor:
-        ctx.save_for_backward(input, gamma)
-        ctx.beta_dtype = None if beta is None else beta.dtype
-        ctx.epsilon = epsilon
-        return _layer_norm_op(input, gamma, beta, epsilon)
-
-    @staticmethod
-    @first_order_only
-    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:
-        input, gamma = ctx.saved_tensors
-        need_input, need_gamma, need_beta = ctx.needs_input_grad[:3]
-        grad_input, grad_gamma, grad_beta = _layer_norm_backward_op(
-            grad, None, input, gamma, ctx.epsilon, need_input, need_gamma, need_beta
-        )
-        return (
-            grad_input if need_input else None,
-            grad_gamma.to(gamma.dtype) if need_gamma else None,
-            grad_beta.to(ctx.beta_dtype) if need_beta else None,
-            None,
-        )
+def _check_layer_norm(input: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None) -> None:
+    _rows.check_norm("layer_norm", input, _parameters(gamma, beta), {})
 
 
-class _FusedAddLayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: torch.Tensor,
-        residual: torch.Tensor,
-        gamma: torch.Tensor,
-        beta: torch.Tensor | None,
-        epsilon: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, sum = _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(sum, gamma)
-        ctx.beta_dtype = None if beta is None else beta.dtype
-        ctx.epsilon = epsilon
-        return output, sum
+def _check_fused_add_layer_norm(
+    input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None
+) -> None:
+    _rows.check_norm("fused_add_layer_norm", input, _parameters(gamma, beta), {"residual": residual})
 
-    @staticmethod
-    @first_order_only
-    def backward(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.Tensor | None) -> Gradients:
-        sum, gamma = ctx.saved_tensors
-        need_input, need_residual, need_gamma, need_beta = ctx.needs_input_grad[:4]
-        if grad is None:
-            # The norm was not used. Its zero gradient would be NaN where the row holds inf.
-            return (
-                grad_sum if need_input else None,
-                grad_sum if need_residual else None,
-                torch.zeros_like(gamma) if need_gamma else None,
-                torch.zeros_like(gamma, dtype=ctx.beta_dtype) if need_beta else None,
-                None,
-            )
-        grad_rows, grad_gamma, grad_beta = _layer_norm_backward_op(
+
+def _parameters(gamma: torch.Tensor, beta: torch.Tensor | None) -> dict[str, object]:
+    return {"gamma": gamma} if beta is None else {"gamma": gamma, "beta": beta}
+
+
+def _setup_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    input, gamma, beta, ctx.epsilon = inputs
+    ctx.save_for_backward(input, gamma)
+    ctx.beta_dtype = None if beta is None else beta.dtype
+
+
+def _backward_layer_norm(ctx: Any, grad: torch.Tensor) -> Gradients:
+    input, gamma = ctx.saved_tensors
+    need_input, need_gamma, need_beta = ctx.needs_input_grad[:3]
+    grad_input, grad_gamma, grad_beta = ops.layer_norm_backward(
+        grad, None, input, gamma, ctx.epsilon, need_input, need_gamma, need_beta
+    )
+    return (
+        grad_input if need_input else None,
+        grad_gamma.to(gamma.dtype) if need_gamma else None,
+        grad_beta.to(ctx.beta_dtype) if need_beta else None,
+        None,
+    )
+
+
+register_gradient(_layer_norm_op, _setup_layer_norm, _backward_layer_norm)
+
+
+def _setup_fused_add_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    _, _, gamma, beta, ctx.epsilon = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], gamma)
+    ctx.beta_dtype = None if beta is None else beta.dtype
+
+
+def _backward_fused_add_layer_norm(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.Tensor | None) -> Gradients:
+    sum, gamma = ctx.saved_tensors
+    need_input, need_residual, need_gamma, need_beta = ctx.needs_input_grad[:4]
+    if grad is None:
+        # The norm was not used. Its zero gradient would be NaN where the row holds inf.
+        grad_rows, grad_gamma, grad_beta = grad_sum, torch.zeros_like(gamma), torch.zeros_like(gamma)
+    else:
+        grad_rows, grad_gamma, grad_beta = ops.layer_norm_backward(
             grad, grad_sum, sum, gamma, ctx.epsilon, need_input or need_residual, need_gamma, need_beta
         )
-        return (
-            grad_rows if need_input else None,
-            grad_rows if need_residual else None,
-            grad_gamma.to(gamma.dtype) if need_gamma else None,
-            grad_beta.to(ctx.beta_dtype) if need_beta else None,
-            None,
-        )
+    return (
+        grad_rows if need_input else None,
+        grad_rows if need_residual else None,
+        grad_gamma.to(gamma.dtype) if need_gamma else None,
+        grad_beta.to(ctx.beta_dtype) if need_beta else None,
+        None,
+    )
+
+
+register_gradient(_fused_add_layer_norm_op, _setup_fused_add_layer_norm, _backward_fused_add_layer_norm)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("layer_norm"))
 def _(input: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float) -> torch.Tensor:
-    return _rows.fake_like(input, gamma, beta)
+    _check_layer_norm(input, gamma, beta)
+    return _rows.fake_like(input)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("fused_add_layer_norm"))
 def _(
     input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _rows.fake_like(input, residual, gamma, beta), _rows.fake_like(input)
+    _check_fused_add_layer_norm(input, residual, gamma, beta)
+    return _rows.fake_like(input), _rows.fake_like(input)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("layer_norm_backward"))

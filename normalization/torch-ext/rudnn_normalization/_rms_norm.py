@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from . import _rows
-from ._autograd import Gradients, first_order_only, needs_autograd
+from ._autograd import Gradients, below_autograd, needs_autograd, register_gradient
 from ._ops import add_op_namespace_prefix, ops
 
 _ACTIVATIONS = ("silu", "sigmoid")
@@ -15,8 +16,6 @@ _ACTIVATIONS = ("silu", "sigmoid")
 _rms_norm_op = ops.rms_norm.default
 _rms_norm_gated_op = ops.rms_norm_gated.default
 _fused_add_rms_norm_op = ops.fused_add_rms_norm.default
-_rms_norm_backward_op = ops.rms_norm_backward.default
-_rms_norm_gated_backward_op = ops.rms_norm_gated_backward.default
 
 
 def rms_norm(
@@ -41,12 +40,20 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
-    epsilon = _rows.check_norm("rms_norm", input, gamma, None, epsilon)
+    if not _rows.is_epsilon(epsilon):
+        epsilon = _rows.checks("rms_norm").positive("epsilon", epsilon)
     if type(zero_centered) is not bool:
         _rows.checks("rms_norm").flag("zero_centered", zero_centered)
-    if needs_autograd(input, gamma):
-        return _RmsNorm.apply(input, gamma, epsilon, zero_centered)
-    return _rms_norm_op(input, gamma, epsilon, zero_centered)
+    if is_dynamo_compiling():
+        _check_rms_norm(input, gamma)
+    try:
+        if needs_autograd(input, gamma):
+            return _rms_norm_op(input, gamma, epsilon, zero_centered)
+        with below_autograd():
+            return _rms_norm_op(input, gamma, epsilon, zero_centered)
+    except _rows.REFUSALS:
+        _check_rms_norm(input, gamma)
+        raise
 
 
 def rms_norm_gated(
@@ -71,12 +78,20 @@ def rms_norm_gated(
 
     Source: the gated norms of Qwen3-Next (silu) and Kimi-Linear (sigmoid) in Transformers.
     """
-    epsilon = _rows.check_norm("rms_norm_gated", input, gamma, None, epsilon, "gate", gate)
+    if not _rows.is_epsilon(epsilon):
+        epsilon = _rows.checks("rms_norm_gated").positive("epsilon", epsilon)
     if type(activation) is not str or activation not in _ACTIVATIONS:
         _rows.checks("rms_norm_gated").choice("activation", activation, _ACTIVATIONS)
-    if needs_autograd(input, gate, gamma):
-        return _RmsNormGated.apply(input, gate, gamma, epsilon, activation)
-    return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
+    if is_dynamo_compiling():
+        _check_rms_norm_gated(input, gate, gamma)
+    try:
+        if needs_autograd(input, gate, gamma):
+            return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
+        with below_autograd():
+            return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
+    except _rows.REFUSALS:
+        _check_rms_norm_gated(input, gate, gamma)
+        raise
 
 
 def fused_add_rms_norm(
@@ -99,116 +114,122 @@ def fused_add_rms_norm(
 
     Source: the residual stream of pre-norm Transformers, `norm(x + attention(x))`.
     """
-    epsilon = _rows.check_norm("fused_add_rms_norm", input, gamma, None, epsilon, "residual", residual)
-    if needs_autograd(input, residual, gamma):
-        return _FusedAddRmsNorm.apply(input, residual, gamma, epsilon)
-    return _fused_add_rms_norm_op(input, residual, gamma, epsilon)
+    if not _rows.is_epsilon(epsilon):
+        epsilon = _rows.checks("fused_add_rms_norm").positive("epsilon", epsilon)
+    if is_dynamo_compiling():
+        _check_fused_add_rms_norm(input, residual, gamma)
+    try:
+        if needs_autograd(input, residual, gamma):
+            return _fused_add_rms_norm_op(input, residual, gamma, epsilon)
+        with below_autograd():
+            return _fused_add_rms_norm_op(input, residual, gamma, epsilon)
+    except _rows.REFUSALS:
+        _check_fused_add_rms_norm(input, residual, gamma)
+        raise
 
 
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, input: torch.Tensor, gamma: torch.Tensor, epsilon: float, zero_centered: bool
-    ) -> torch.Tensor:
-        ctx.save_for_backward(input, gamma)
-        ctx.epsilon = epsilon
-        ctx.zero_centered = zero_centered
-        return _rms_norm_op(input, gamma, epsilon, zero_centered)
+def _check_rms_norm(input: torch.Tensor, gamma: torch.Tensor) -> None:
+    _rows.check_norm("rms_norm", input, {"gamma": gamma}, {})
 
-    @staticmethod
-    @first_order_only
-    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:
-        input, gamma = ctx.saved_tensors
-        need_input, need_gamma = ctx.needs_input_grad[:2]
-        grad_input, grad_gamma = _rms_norm_backward_op(
-            grad, None, input, gamma, ctx.epsilon, ctx.zero_centered, need_input, need_gamma
+
+def _check_rms_norm_gated(input: torch.Tensor, gate: torch.Tensor, gamma: torch.Tensor) -> None:
+    _rows.check_norm("rms_norm_gated", input, {"gamma": gamma}, {"gate": gate})
+
+
+def _check_fused_add_rms_norm(input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor) -> None:
+    _rows.check_norm("fused_add_rms_norm", input, {"gamma": gamma}, {"residual": residual})
+
+
+def _setup_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    input, gamma, ctx.epsilon, ctx.zero_centered = inputs
+    ctx.save_for_backward(input, gamma)
+
+
+def _backward_rms_norm(ctx: Any, grad: torch.Tensor) -> Gradients:
+    input, gamma = ctx.saved_tensors
+    need_input, need_gamma = ctx.needs_input_grad[:2]
+    grad_input, grad_gamma = ops.rms_norm_backward(
+        grad, None, input, gamma, ctx.epsilon, ctx.zero_centered, need_input, need_gamma
+    )
+    return (
+        grad_input if need_input else None,
+        grad_gamma.to(gamma.dtype) if need_gamma else None,
+        None,
+        None,
+    )
+
+
+register_gradient(_rms_norm_op, _setup_rms_norm, _backward_rms_norm)
+
+
+def _setup_rms_norm_gated(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    input, gate, gamma, ctx.epsilon, ctx.activation = inputs
+    ctx.save_for_backward(input, gate, gamma)
+
+
+def _backward_rms_norm_gated(ctx: Any, grad: torch.Tensor) -> Gradients:
+    input, gate, gamma = ctx.saved_tensors
+    need_input, need_gate, need_gamma = ctx.needs_input_grad[:3]
+    grad_input, grad_gate, grad_gamma = ops.rms_norm_gated_backward(
+        grad, input, gate, gamma, ctx.epsilon, ctx.activation, need_input, need_gate, need_gamma
+    )
+    return (
+        grad_input if need_input else None,
+        grad_gate if need_gate else None,
+        grad_gamma.to(gamma.dtype) if need_gamma else None,
+        None,
+        None,
+    )
+
+
+register_gradient(_rms_norm_gated_op, _setup_rms_norm_gated, _backward_rms_norm_gated)
+
+
+def _setup_fused_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    _, _, gamma, ctx.epsilon = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], gamma)
+
+
+def _backward_fused_add_rms_norm(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.Tensor | None) -> Gradients:
+    sum, gamma = ctx.saved_tensors
+    need_input, need_residual, need_gamma = ctx.needs_input_grad[:3]
+    if grad is None:
+        # The norm was not used. Its zero gradient would be NaN where the row holds inf.
+        grad_rows, grad_gamma = grad_sum, torch.zeros_like(gamma)
+    else:
+        grad_rows, grad_gamma = ops.rms_norm_backward(
+            grad, grad_sum, sum, gamma, ctx.epsilon, False, need_input or need_residual, need_gamma
         )
-        return (
-            grad_input if need_input else None,
-            grad_gamma.to(gamma.dtype) if need_gamma else None,
-            None,
-            None,
-        )
+    return (
+        grad_rows if need_input else None,
+        grad_rows if need_residual else None,
+        grad_gamma.to(gamma.dtype) if need_gamma else None,
+        None,
+    )
 
 
-class _RmsNormGated(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, input: torch.Tensor, gate: torch.Tensor, gamma: torch.Tensor, epsilon: float, activation: str
-    ) -> torch.Tensor:
-        ctx.save_for_backward(input, gate, gamma)
-        ctx.epsilon = epsilon
-        ctx.activation = activation
-        return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
-
-    @staticmethod
-    @first_order_only
-    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:
-        input, gate, gamma = ctx.saved_tensors
-        need_input, need_gate, need_gamma = ctx.needs_input_grad[:3]
-        grad_input, grad_gate, grad_gamma = _rms_norm_gated_backward_op(
-            grad, input, gate, gamma, ctx.epsilon, ctx.activation, need_input, need_gate, need_gamma
-        )
-        return (
-            grad_input if need_input else None,
-            grad_gate if need_gate else None,
-            grad_gamma.to(gamma.dtype) if need_gamma else None,
-            None,
-            None,
-        )
-
-
-class _FusedAddRmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, epsilon: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, sum = _fused_add_rms_norm_op(input, residual, gamma, epsilon)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(sum, gamma)
-        ctx.epsilon = epsilon
-        return output, sum
-
-    @staticmethod
-    @first_order_only
-    def backward(ctx: Any, grad: torch.Tensor | None, grad_sum: torch.Tensor | None) -> Gradients:
-        sum, gamma = ctx.saved_tensors
-        need_input, need_residual, need_gamma = ctx.needs_input_grad[:3]
-        if grad is None:
-            # The norm was not used. Its zero gradient would be NaN where the row holds inf.
-            return (
-                grad_sum if need_input else None,
-                grad_sum if need_residual else None,
-                torch.zeros_like(gamma) if need_gamma else None,
-                None,
-            )
-        need_sum = need_input or need_residual
-        grad_rows, grad_gamma = _rms_norm_backward_op(
-            grad, grad_sum, sum, gamma, ctx.epsilon, False, need_sum, need_gamma
-        )
-        return (
-            grad_rows if need_input else None,
-            grad_rows if need_residual else None,
-            grad_gamma.to(gamma.dtype) if need_gamma else None,
-            None,
-        )
+register_gradient(_fused_add_rms_norm_op, _setup_fused_add_rms_norm, _backward_fused_add_rms_norm)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm"))
 def _(input: torch.Tensor, gamma: torch.Tensor, epsilon: float, zero_centered: bool) -> torch.Tensor:
-    return _rows.fake_like(input, gamma)
+    _check_rms_norm(input, gamma)
+    return _rows.fake_like(input)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm_gated"))
 def _(input: torch.Tensor, gate: torch.Tensor, gamma: torch.Tensor, epsilon: float, activation: str) -> torch.Tensor:
-    return _rows.fake_like(input, gate, gamma)
+    _check_rms_norm_gated(input, gate, gamma)
+    return _rows.fake_like(input)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("fused_add_rms_norm"))
 def _(
     input: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _rows.fake_like(input, residual, gamma), _rows.fake_like(input)
+    _check_fused_add_rms_norm(input, residual, gamma)
+    return _rows.fake_like(input), _rows.fake_like(input)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm_backward"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from . import _rows
-from ._autograd import Gradients, first_order_only, needs_autograd
+from ._autograd import Gradients, below_autograd, needs_autograd, register_gradient
 from ._ops import add_op_namespace_prefix, ops
 
-_softmax_op = ops.softmax_last_axis.default
-_softmax_backward_op = ops.softmax_last_axis_backward.default
+_softmax_last_axis_op = ops.softmax_last_axis.default
 
 
 def softmax_last_axis(input: torch.Tensor) -> torch.Tensor:
@@ -31,28 +31,33 @@ def softmax_last_axis(input: torch.Tensor) -> torch.Tensor:
 
     Source: `torch.softmax`, whose results this gives.
     """
-    _rows.check_rows("softmax_last_axis", input)
-    if needs_autograd(input):
-        return _SoftmaxLastAxis.apply(input)
-    return _softmax_op(input)
+    if is_dynamo_compiling():
+        _rows.check_rows("softmax_last_axis", input)
+    try:
+        if needs_autograd(input):
+            return _softmax_last_axis_op(input)
+        with below_autograd():
+            return _softmax_last_axis_op(input)
+    except _rows.REFUSALS:
+        _rows.check_rows("softmax_last_axis", input)
+        raise
 
 
-class _SoftmaxLastAxis(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: torch.Tensor) -> torch.Tensor:
-        output = _softmax_op(input)
-        ctx.save_for_backward(output)
-        return output
+def _setup_softmax_last_axis(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(output)
 
-    @staticmethod
-    @first_order_only
-    def backward(ctx: Any, grad: torch.Tensor) -> Gradients:
-        (output,) = ctx.saved_tensors
-        return (_softmax_backward_op(grad, output),)
+
+def _backward_softmax_last_axis(ctx: Any, grad: torch.Tensor) -> Gradients:
+    (output,) = ctx.saved_tensors
+    return (ops.softmax_last_axis_backward(grad, output),)
+
+
+register_gradient(_softmax_last_axis_op, _setup_softmax_last_axis, _backward_softmax_last_axis)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("softmax_last_axis"))
 def _(input: torch.Tensor) -> torch.Tensor:
+    _rows.check_rows("softmax_last_axis", input)
     return _rows.fake_like(input)
 
 

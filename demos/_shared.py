@@ -17,7 +17,7 @@ REPOSITORY = "rudnn/rudnn-normalization"
 
 
 def load_kernel() -> ModuleType:
-    """Load the normalization kernel as an application does, and print what was loaded."""
+    """Loads the normalization kernel as an application does, and prints what was loaded."""
     # The publisher is not among the organisations that the kernels library trusts by itself.
     kernel = get_kernel(REPOSITORY, version=1, trust_remote_code=True)
     loaded = next(loaded for loaded in get_loaded_kernels() if loaded.module is kernel)
@@ -28,7 +28,7 @@ def load_kernel() -> ModuleType:
 
 
 def package_directory(name: str) -> Path:
-    """Return where an installed package's files are, without importing it."""
+    """Returns where an installed package's files are, without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"the demo's model is in the package {name}, which is not installed", name=name)
@@ -36,10 +36,10 @@ def package_directory(name: str) -> Path:
 
 
 def put_in(kernel: ModuleType, model: nn.Module, layer_name: str) -> int:
-    """Put one of the kernel's layers into a model and return how many modules it now runs in."""
+    """Puts one of the kernel's layers into a model and returns how many modules it now runs in."""
     # By revision: with a version, the kernels library asks the Hub even for a local build.
     repository = LayerRepository(REPOSITORY, layer_name=layer_name, revision="main", trust_remote_code=True)
-    # Says which other layers of the model have no kernel.
+    # Silences the warning for each of the model's other layers, which have no kernel in this mapping.
     logging.getLogger("kernels").setLevel(logging.ERROR)
     with use_kernel_mapping({layer_name: {"cpu": repository}}, inherit_mapping=False):
         kernelize(model, mode=Mode.INFERENCE, device="cpu")
@@ -50,7 +50,7 @@ def put_in(kernel: ModuleType, model: nn.Module, layer_name: str) -> int:
 def median_seconds(
     calls: Mapping[str, Callable[..., object]], argument: object, rounds: int, repeats: int = 1
 ) -> dict[str, float]:
-    """Time calls with an argument in turn, so that drift reaches all of them, and return their median seconds."""
+    """Times calls with an argument in turn, so that drift reaches all of them, and returns their median seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():

@@ -1,0 +1,203 @@
+"""All RMS and layer norms against the exact result, forward and backward."""
+
+import pytest
+import torch
+from conftest import LAYOUTS, assert_bits_equal, assert_close_to_exact, guards_intact, in_layout, poisoned
+from operations import (
+    BF16,
+    F16,
+    F32,
+    FUSED_ADD_LAYER_NORM,
+    FUSED_ADD_RMS_NORM,
+    LAYER_NORM,
+    LAYER_NORM_WITHOUT_BETA,
+    LAYER_NORMS,
+    NORMS,
+    RMS_NORM,
+    by_input_dtype,
+    by_shape,
+    by_width,
+    check_forward,
+    check_gradients,
+    check_rows_of_any_scale,
+    for_each,
+    for_each_with_dtypes,
+    gradients,
+)
+
+pytestmark = pytest.mark.kernels_ci
+
+# Rows of one or two elements have a gradient of the order of epsilon, far below the terms that cancel to give it: with
+# a tiny epsilon the comparison would be one of noise with noise.
+GRADIENT_EPSILON = 0.1
+
+
+@for_each_with_dtypes(*NORMS)
+@by_width
+def test_widths(kernel, device, operation, dtypes, width):
+    inputs = operation.inputs((5, width), *dtypes, device=device, requires_grad=True)
+    check_forward(kernel, operation, inputs)
+    check_gradients(kernel, operation, inputs, epsilon=GRADIENT_EPSILON)
+
+
+@for_each(*NORMS)
+@by_input_dtype
+@by_shape
+def test_shapes(kernel, device, operation, dtype, shape):
+    inputs = operation.inputs(shape, dtype, device=device, requires_grad=True)
+    check_forward(kernel, operation, inputs)
+    check_gradients(kernel, operation, inputs)
+
+
+@pytest.mark.small
+@for_each(*NORMS)
+@by_input_dtype
+@pytest.mark.parametrize("width", [7, 16, 37])
+def test_inputs_in_poisoned_storage(kernel, device, operation, dtype, width):
+    inputs = {
+        name: poisoned(tensor) for name, tensor in operation.inputs((3, width), dtype, dtype, device=device).items()
+    }
+    check_forward(kernel, operation, inputs)
+    for tensor in inputs.values():
+        tensor.requires_grad_()
+    check_gradients(kernel, operation, inputs)
+    assert all(guards_intact(tensor) for tensor in inputs.values())
+
+
+LAYOUT_CASES = [
+    pytest.param(operation, layout, id=f"{operation}-{layout}")
+    for operation in NORMS
+    for layout in LAYOUTS
+    # A layer norm of equal elements is test_constant_rows.
+    if not (operation in LAYER_NORMS and layout == "expanded_columns")
+]
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("operation, layout", LAYOUT_CASES)
+@by_input_dtype
+def test_layouts(kernel, device, operation, dtype, layout):
+    inputs = {
+        name: in_layout(tensor, layout)
+        for name, tensor in operation.inputs((2, 3, 21), dtype, device=device, requires_grad=True).items()
+    }
+    check_forward(kernel, operation, inputs)
+    check_gradients(kernel, operation, inputs)
+
+
+@pytest.mark.small
+@for_each(FUSED_ADD_RMS_NORM, FUSED_ADD_LAYER_NORM)
+@by_input_dtype
+def test_fused_sum_is_rounded_as_pytorch_does(kernel, device, operation, dtype):
+    inputs = operation.inputs((3, 40), dtype, device=device)
+    normalised, total = operation.run(kernel, inputs)
+    assert_bits_equal(total, inputs.pop("input") + inputs.pop("residual"))
+    norm = getattr(kernel, operation.name.removeprefix("fused_add_"))
+    assert_bits_equal(normalised, norm(total, **inputs))
+
+
+OVERFLOWING = [
+    pytest.param(F32, 1e20, id="f32_square_overflows"),
+    pytest.param(F32, 3e18, id="f32_sum_overflows"),
+    pytest.param(F32, 3e38, id="f32_near_maximum"),
+    pytest.param(BF16, 1e20, id="bf16_square_overflows"),
+    pytest.param(BF16, 3e38, id="bf16_near_maximum"),
+    pytest.param(F16, 6e4, id="f16_near_maximum"),
+]
+
+
+def large_rows(operation, shape, dtype, scale, device):
+    """Rows with elements up to `scale`, most of them negative, so that the centred ones pass the largest number."""
+    inputs = operation.inputs(shape, dtype, device=device)
+    ramp = 1 - 2 * torch.linspace(0, 1, shape[-1], device=device) ** 0.25
+    inputs["input"] = (ramp.expand(shape) * scale).to(dtype)
+    if "residual" in inputs:
+        inputs["residual"] = torch.zeros_like(inputs["residual"])
+    return inputs
+
+
+@pytest.mark.small
+@for_each(*NORMS)
+@pytest.mark.parametrize("width", [3, 16, 100])
+@pytest.mark.parametrize("dtype, scale", OVERFLOWING)
+def test_rows_whose_squares_overflow(kernel, device, operation, dtype, scale, width):
+    inputs = large_rows(operation, (4, width), dtype, scale, device)
+    # The incoming gradient grows along, or the input's would leave the normal numbers.
+    check_rows_of_any_scale(kernel, operation, inputs, scale, gradient_scale=min(scale, 1e3))
+
+
+@pytest.mark.small
+@for_each(*NORMS)
+@pytest.mark.parametrize("width", [3, 16, 100])
+def test_large_gradients_of_large_rows(kernel, device, operation, width):
+    """The product of the two overflows float32; the gradients themselves do not."""
+    inputs = large_rows(operation, (4, width), F32, 1e18, device)
+    check_rows_of_any_scale(kernel, operation, inputs, 1e18, gradient_scale=1e20)
+
+
+@pytest.fixture
+def flushed_subnormals():
+    """Makes this thread read and write zero for subnormal numbers, as inference servers do."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush subnormal numbers")
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.small
+@for_each(RMS_NORM, LAYER_NORM)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+def test_large_rows_where_subnormals_are_flushed(kernel, device, operation, dtype, flushed_subnormals):
+    """The inverse of a number near the largest one is subnormal."""
+    inputs = large_rows(operation, (4, 100), dtype, 3e38, device)
+    check_rows_of_any_scale(kernel, operation, inputs, 3e38, gradient_scale=1e3)
+
+
+@pytest.mark.small
+@for_each(RMS_NORM, LAYER_NORM_WITHOUT_BETA)  # a beta would hide small results
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize(
+    "scale, epsilon",
+    [
+        pytest.param(1e-30, 1e-30, id="epsilon_dominates"),
+        pytest.param(1e-30, 1e-60, id="epsilon_below_float32"),
+        pytest.param(1e-22, 1e-44, id="squares_are_subnormal"),
+        pytest.param(1e-19, 1e-38, id="squares_are_at_the_smallest_normal"),
+        pytest.param(1e-38, 1e-300, id="row_is_subnormal"),
+        pytest.param(0.0, 1e-300, id="zero_row"),
+        pytest.param(1.0, 1e-300, id="epsilon_vanishes"),
+        pytest.param(1.0, 1e30, id="large_epsilon"),
+        pytest.param(1e15, 1e40, id="epsilon_above_float32"),
+        pytest.param(1e25, 1e50, id="epsilon_and_squares_above_float32"),
+        pytest.param(1.0, 1e300, id="epsilon_wins"),
+    ],
+)
+@pytest.mark.parametrize("width", [3, 50])
+def test_extreme_rows_and_epsilons(kernel, device, operation, dtype, scale, epsilon, width):
+    inputs = operation.inputs((2, width), dtype, device=device)
+    inputs["input"] = inputs["input"] * scale
+    (output,) = operation.run(kernel, inputs, epsilon=epsilon)
+    (exact,), _ = operation.run_exact(kernel, inputs, epsilon=epsilon)
+    assert_close_to_exact(output, exact)
+
+
+@pytest.mark.small
+@for_each(*NORMS)
+@by_input_dtype
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=["nan", "inf", "minus_inf"])
+def test_a_row_that_is_not_finite_disturbs_no_other(kernel, device, operation, dtype, value):
+    clean = operation.inputs((5, 21), dtype, device=device, requires_grad=True)
+    dirty = {name: tensor.detach().clone() for name, tensor in clean.items()}
+    dirty["input"][2, 4] = value
+    for tensor in dirty.values():
+        tensor.requires_grad_()
+    outputs, clean_outputs = operation.run(kernel, dirty), operation.run(kernel, clean)
+    exact, _ = operation.run_exact(kernel, dirty)
+    others = [0, 1, 3, 4]
+    for output, clean_output, exact_output in zip(outputs, clean_outputs, exact, strict=True):
+        assert_bits_equal(output[others], clean_output[others])
+        assert_close_to_exact(output[2], exact_output[2])
+    grads = [torch.ones_like(output) for output in outputs]
+    found, clean_found = gradients(outputs, dirty, grads), gradients(clean_outputs, clean, grads)
+    for name in operation.rows:
+        assert_bits_equal(found[name][others], clean_found[name][others])
