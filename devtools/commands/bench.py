@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -70,5 +71,6 @@ def _load(family: Family) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"{family.python_name}_suite", _suite_path(family))
     assert spec is not None and spec.loader is not None
     suite = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = suite
     spec.loader.exec_module(suite)
     return suite

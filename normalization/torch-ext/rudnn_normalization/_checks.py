@@ -1,8 +1,7 @@
 """Checks of public functions' arguments: what is asked for, what came, and the sentence that says so.
 
 A registered op refuses what would be unsafe by itself, so a public function calls it first and comes here only when it
-raises: a call with good arguments pays for no check twice. While it is being compiled there is no such call, and the checks
-come first.
+raises: a call with good arguments pays for no check twice. Under torch.compile the checks come first.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ import reprlib
 from typing import NoReturn
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_UNINITIALIZED = (UninitializedParameter, UninitializedBuffer)
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS"}
 
@@ -36,7 +37,7 @@ def describe(value: object) -> str:
     """Says in a few words what came for an argument."""
     if not isinstance(value, torch.Tensor):
         return f"{type(value).__name__} {reprlib.repr(value)}"
-    if isinstance(value, UninitializedTensorMixin):
+    if isinstance(value, _UNINITIALIZED):
         return "an uninitialised parameter"
     if value.is_nested:
         return "a nested tensor"
@@ -64,11 +65,7 @@ class ArgumentChecks:
     def float_tensor(self, name: str, value: object) -> torch.Tensor:
         """Requires a dense tensor of float32, float16 or bfloat16 on a device that the build serves, and returns it."""
         requirement = "be a dense tensor of float32, float16 or bfloat16"
-        if (
-            not isinstance(value, torch.Tensor)
-            or isinstance(value, UninitializedTensorMixin)
-            or value.dtype not in FLOAT_DTYPES
-        ):
+        if not isinstance(value, torch.Tensor) or isinstance(value, _UNINITIALIZED) or value.dtype not in FLOAT_DTYPES:
             self.fail(name, requirement, value)
         if value.layout != torch.strided or value.is_nested:
             self.fail(name, requirement, value)
