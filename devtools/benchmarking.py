@@ -52,7 +52,7 @@ class Effort:
 
 
 QUICK = Effort(rounds=11, sample_seconds=5e-4, case_seconds=0.5)
-THOROUGH = Effort(rounds=61, sample_seconds=2e-3, case_seconds=1.5)
+THOROUGH = Effort(rounds=61, sample_seconds=2e-3, case_seconds=0.6)
 
 _LEAST_ROUNDS = 5
 _WARM_UP_CALLS = 3
@@ -165,11 +165,13 @@ def alternate(contenders: Mapping[str, Callable[[], object]], effort: Effort) ->
 
 def _warm_up(call: Callable[[], object], sample_seconds: float) -> tuple[int, float]:
     """Returns how many calls make a sample, and about how long one takes."""
-    calls, start = 0, time.perf_counter()
-    while calls < _WARM_UP_CALLS or time.perf_counter() - start < _WARM_UP_SECONDS:
-        call()
+    _timed(call, 1)  # may compile
+    seconds = _timed(call, 1)
+    calls, start = 2, time.perf_counter()
+    # A call this long has nothing more to warm up.
+    while seconds < _WARM_UP_SECONDS and (calls < _WARM_UP_CALLS or time.perf_counter() - start < _WARM_UP_SECONDS):
+        seconds = min(seconds, _timed(call, 1))
         calls += 1
-    seconds = min(_timed(call, 1) for _ in range(_WARM_UP_CALLS))
     return max(1, round(sample_seconds / seconds)), seconds
 
 

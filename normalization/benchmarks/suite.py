@@ -19,10 +19,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from devtools.benchmarking import Case
 
+ROWS = (1, 16, 4096)
+WIDTHS = (576, 4096, 4097, 32768)
 ONE_TOKEN = (1, 576)
 PREFILL = (4096, 4096)
-SHAPES = (ONE_TOKEN, (1, 4096), (16, 4096), (16, 32768), (4096, 576), PREFILL)
-ODD_WIDTH = (4096, 4097)
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 EPSILON = 1e-6
@@ -120,14 +120,10 @@ def cases(kernel: ModuleType, quick: bool) -> Iterator[Case]:
 
     for dtype in (F32, BF16):
         yield layer(kernel, by_name["rms_norm"], ONE_TOKEN, dtype)
-    for operator, dtype, shape in itertools.product(main, (F32, BF16, F16), SHAPES):
-        yield forward(operator, shape, dtype, compiled=True)
-        yield forward_backward(operator, shape, dtype, compiled=True)
-    for operator, dtype in itertools.product(main, (F32, BF16)):
-        yield forward(operator, ODD_WIDTH, dtype)
-    for operator, dtype, shape in itertools.product(main, (F32, BF16), (ONE_TOKEN, PREFILL)):
-        yield forward(operator, shape, dtype, threads=1)
-        yield forward_backward(operator, shape, dtype, threads=1)
+    shapes = itertools.product(ROWS, WIDTHS)
+    for operator, shape, dtype, threads in itertools.product(main, shapes, (F32, BF16, F16), (2, 1)):
+        yield forward(operator, shape, dtype, threads=threads, compiled=threads == 2)
+        yield forward_backward(operator, shape, dtype, threads=threads, compiled=threads == 2)
     for operator, dtype, shape in itertools.product(combined, (F32, BF16), (ONE_TOKEN, PREFILL)):
         yield forward(operator, shape, dtype, compiled=True)
         yield forward_backward(operator, shape, dtype)
