@@ -2,12 +2,14 @@
 
 import datetime
 import json
+import math
 import os
 import platform
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import kernels
 import torch
@@ -65,9 +67,10 @@ def save(directory: Path, results: Sequence[Result]) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     stem = directory / re.sub(r"[^a-z0-9]+", "-", facts["cpu"].lower()).strip("-")
     data, text, plot = (stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".png"))
-    data.write_text(json.dumps({"machine": facts, "results": [_record(result) for result in results]}, indent=2) + "\n")
+    records = [_record(result) for result in results]
+    data.write_text(json.dumps({"machine": facts, "results": records}, indent=1) + "\n")
     text.write_text(_markdown(facts, results))
-    _plot(plot, facts, [result for result in results if result.correct and result.ratios])
+    draw(plot, facts, records)
     return [data, text, plot]
 
 
@@ -107,35 +110,49 @@ def _markdown(facts: dict[str, str], results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _plot(path: Path, facts: dict[str, str], results: Sequence[Result]) -> None:
+def draw(path: Path, facts: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> None:
+    """Draws how many times faster each operator is than PyTorch, a panel for each operator and direction.
+
+    Args:
+        path: The picture to write.
+        facts: What `machine` returned.
+        records: The results as the JSON file holds them; those of the most threads are drawn.
+    """
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    peers = sorted({name for result in results for name in result.ratios})
-    height = 0.8 / max(len(peers), 1)
-    figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.35 * len(results)), layout="constrained")
-    for index, peer in enumerate(peers):
-        rows = [(row, result.ratios[peer]) for row, result in enumerate(results) if peer in result.ratios]
-        positions = [row + index * height for row, _ in rows]
-        axes.barh(positions, [ratio - 1 for _, ratio in rows], height, left=1, label=f"than {peer}")
-    axes.set_yticks(
-        [row + height * (len(peers) - 1) / 2 for row in range(len(results))],
-        [" ".join(cells(result)[:5]) + " thr." for result in results],
-        fontsize=8,
+    threads = max((record["threads"] for record in records), default=1)
+    panels: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    for record in records:
+        ratio = record.get("times_faster_than", {}).get("PyTorch")
+        if ratio is not None and record["threads"] == threads:
+            bars = panels.setdefault((record["op"], record["direction"]), {})
+            bars.setdefault(record["dtype"], {})[record["shape"]] = ratio
+    columns = 2
+    rows = max(1, math.ceil(len(panels) / columns))
+    figure, grid = pyplot.subplots(rows, columns, figsize=(13, 2.6 * rows), squeeze=False, layout="constrained")
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, ((op, direction), bars) in zip(grid.flat, panels.items(), strict=False):
+        shapes = list(dict.fromkeys(shape for ratios in bars.values() for shape in ratios))
+        width = 0.8 / len(bars)
+        for index, (dtype, ratios) in enumerate(bars.items()):
+            positions = [shapes.index(shape) + (index - (len(bars) - 1) / 2) * width for shape in ratios]
+            axes.bar(positions, [ratio - 1 for ratio in ratios.values()], width, bottom=1, label=dtype)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:.2g}")
+        axes.tick_params(axis="y", which="both", labelsize=7)
+        axes.axhline(1, color="black", linewidth=1)
+        axes.set_xticks(range(len(shapes)), shapes, fontsize=7, rotation=30 if len(shapes) > 6 else 0)
+        axes.set_title(f"{op}, {direction}", fontsize=9)
+        axes.legend(fontsize=7)
+    figure.suptitle(
+        f"Times faster than PyTorch {facts['torch']}, {threads} threads, {facts['cpu']}, {facts['date']}", fontsize=10
     )
-    axes.invert_yaxis()
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:.2g}")
-    axes.tick_params(axis="x", which="both", labelsize=7)
-    axes.set_xlabel("times faster (log scale)")
-    axes.set_title(f"{facts['cpu']}, torch {facts['torch']}, {facts['date']}", fontsize=10)
-    if peers:
-        figure.legend(fontsize=8, loc="outside right upper")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
