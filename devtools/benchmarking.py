@@ -5,6 +5,7 @@ they are generated, so a suite need not hold all its tensors at once.
 """
 
 import contextlib
+import dataclasses
 import gc
 import statistics
 import time
@@ -116,16 +117,25 @@ def measure(case: Case, effort: Effort) -> Result:
     """Checks the kernel, then times it and its peers by turns in this process."""
     with _threads(case.threads):
         if not case.check():
-            return Result(case)
+            return Result(_without_tensors(case))
         seconds = alternate({OURS: case.ours, **case.peers}, effort)
     # Rounded up to a power of two, so that cases of about one size share a measurement.
     copied = 1 << (max(case.bytes // 2, 1) - 1).bit_length()
     return Result(
-        case,
+        _without_tensors(case),
         seconds,
         copy_ceiling(copied, case.threads) if case.bytes else 0.0,
         matmul_ceiling(case.dtype, case.threads) if case.flops else 0.0,
     )
+
+
+def _without_tensors(case: Case) -> Case:
+    """Returns a case for the report, without the functions that keep its tensors alive."""
+    return dataclasses.replace(case, ours=_measured, peers={}, check=lambda: True)
+
+
+def _measured() -> None:
+    raise RuntimeError("this case has been measured; its tensors are gone")
 
 
 @contextlib.contextmanager
