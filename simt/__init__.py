@@ -1,0 +1,1 @@
+"""Runs CUDA and Metal kernels on the CPU; see README.md beside this file."""

@@ -1,0 +1,362 @@
+// Shadow memory: one cell per byte of shared memory and of every buffer that may be written. A cell knows the last
+// write and the reads since; an access is right if both are ordered before it by barriers.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+
+#include "state.h"
+
+namespace simt {
+
+namespace {
+
+// When and by whom a byte was touched. `epoch` counts full barriers over all blocks, so it also tells the block.
+struct Stamp {
+  uint32_t epoch, time, pc;  // pc: offset in the kernel's shared object
+  uint16_t thread;
+  bool in_flight;  // target of an asynchronous copy that has not been waited for
+  bool atomic;
+};
+
+// Lanes of a warp that read at one of its times.
+struct Readers {
+  uint32_t time, lanes, warp;
+  uint32_t next;  // index in `more_readers`, 0 at the end
+};
+
+struct Cell {
+  Stamp write, read;  // the last ones
+  Readers readers;    // all since the last write, in the epoch of the last read
+};
+
+enum Space { kShared, kGlobal };
+
+// The shared memory of a block, static or dynamic, or a registered buffer.
+struct Memory : Range {
+  std::string name;
+  Space space;
+  Access access;
+  std::unique_ptr<Cell[], decltype(&free)> cells{nullptr, &free};  // none for inputs
+
+  void cover(char* from, char* to) {
+    if (from == begin && to == end) return;
+    begin = from;
+    end = to;
+    // calloc leaves large blocks unmapped until they are touched, and a zero cell is one that was never used.
+    if (access != Access::input) cells.reset(static_cast<Cell*>(calloc(std::max<size_t>(to - from, 1), sizeof(Cell))));
+  }
+};
+
+Memory dynamic_memory{{}, "dynamic shared memory", kShared, Access::scratch};
+Memory static_memory{{}, "static shared memory", kShared, Access::scratch};
+std::vector<Memory> buffers;
+
+uint32_t newest_epoch;
+uint32_t epoch[2];                                   // current epoch of each space
+uint32_t block_epoch;                                // first one of the running block
+uint32_t launch_epoch;                               // first one of the launch
+std::vector<std::pair<uint32_t, int>> block_starts;  // (first epoch, block)
+
+std::deque<Readers> more_readers;  // of cells with readers of several warps or times
+
+struct Trace {
+  int block = -1, warp = -1;
+  std::vector<TraceRecord> records;
+} trace;
+
+// Everything about one access that the checks and the messages need.
+struct Touch {
+  const char* address;
+  size_t bytes;
+  bool write, atomic;
+  const Fiber& fiber;
+  void* pc;
+  const Memory* memory;  // null for an address that belongs to none
+
+  const char* verb() const { return atomic ? "atomic" : write ? "write" : "read"; }
+};
+
+std::string describe(const Touch& touch) {
+  const std::string what = touch.verb() + (" of " + std::to_string(touch.bytes) + " bytes at ");
+  if (!touch.memory) return what + "an address outside every buffer";
+  const std::string offset = std::to_string(touch.address - touch.memory->begin);
+  return what + "offset " + offset + " of " + touch.memory->name;
+}
+
+[[noreturn]] void report(const char* kind, const Touch& touch, const std::string& reason) {
+  std::vector<void*> frames = frames_of(__builtin_frame_address(0));
+  if (&touch.fiber != running || frames.empty() || touch.pc != frames[0]) frames.insert(frames.begin(), touch.pc);
+  fail_at_frames(kind, describe(touch) + reason, frames);
+}
+
+std::string other_side(const char* what, const Stamp& stamp) {
+  const auto next = std::upper_bound(block_starts.begin(), block_starts.end(), std::make_pair(stamp.epoch, INT32_MAX));
+  const std::string who = stamp.thread == block.fibers.size()
+                              ? "the copy engine"
+                              : "block " + to_text(position_in(launch.shape.grid, std::prev(next)->second)) +
+                                    " thread " + to_text(position_in(launch.shape.block, stamp.thread));
+  return std::string("\n  ") + what + " at " + locate({launch.image.begin + stamp.pc}) + " by " + who;
+}
+
+bool ordered(const Stamp& stamp, const Touch& touch) {
+  return stamp.epoch < epoch[touch.memory->space] || stamp.thread == touch.fiber.linear ||
+         touch.fiber.clock.covers(stamp.thread, stamp.time);
+}
+
+bool in_other_block(const Stamp& stamp) { return stamp.epoch >= launch_epoch && stamp.epoch < block_epoch; }
+
+const char* race_kind(Space space) { return space == kShared ? "shared-race" : "global-race"; }
+
+// The thread of a read in this epoch that nothing orders before the touch, or -1.
+int unordered_reader(const Cell& cell, const Touch& touch) {
+  if (cell.read.epoch < epoch[touch.memory->space]) return -1;
+  for (const Readers* r = &cell.readers;; r = &more_readers[r->next]) {
+    for (uint32_t lanes = r->lanes; lanes; lanes &= lanes - 1) {
+      const uint32_t thread = r->warp * kWarpSize + __builtin_ctz(lanes);
+      if (thread != touch.fiber.linear && !touch.fiber.clock.covers(thread, r->time)) return static_cast<int>(thread);
+    }
+    if (!r->next) return -1;
+  }
+}
+
+// Adds a lane to the readers of its warp and time, and takes it from those of earlier times, which it supersedes.
+void record_read(Cell& cell, const Stamp& stamp, const Touch& touch) {
+  const uint32_t warp = touch.fiber.warp, lane_bit = 1u << touch.fiber.lane;
+  const bool first = cell.read.epoch != stamp.epoch;
+  cell.read = stamp;
+  if (first) {
+    cell.readers = {stamp.time, lane_bit, warp, 0};
+    return;
+  }
+  Readers *mine = nullptr, *unused = nullptr, *last = &cell.readers;
+  for (Readers* r = &cell.readers;; r = &more_readers[r->next]) {
+    last = r;
+    if (r->warp == warp && r->time == stamp.time) mine = r;
+    if (r->warp == warp && r->time != stamp.time) r->lanes &= ~lane_bit;
+    if (!r->lanes) unused = r;
+    if (!r->next) break;
+  }
+  if (!mine && unused) {
+    mine = unused;
+    *mine = {stamp.time, 0, warp, mine->next};
+  } else if (!mine) {
+    last->next = static_cast<uint32_t>(more_readers.size());
+    more_readers.push_back({stamp.time, 0, warp, 0});
+    mine = &more_readers.back();
+  }
+  mine->lanes |= lane_bit;
+}
+
+void check_cell(Cell& cell, const Stamp& stamp, const Touch& touch, bool undefined_before) {
+  const bool written_before =
+      cell.write.epoch != 0 && (touch.memory->space == kGlobal || cell.write.epoch >= block_epoch);
+  if (written_before && cell.write.epoch >= launch_epoch) {
+    const Stamp& write = cell.write;
+    const bool atomics = touch.atomic && write.atomic;
+    if (in_other_block(write) && !atomics)
+      report("block-race", touch, ", which another block of the launch writes" + other_side("written", write));
+    if (write.in_flight)
+      report("in-flight-access", touch,
+             ", into which an asynchronous copy is not finished" + other_side("copied", write));
+    if (!in_other_block(write) && !ordered(write, touch) && !atomics)
+      report(race_kind(touch.memory->space), touch, ", not ordered after a write" + other_side("written", write));
+  }
+  if (!touch.write) {
+    if (!written_before && undefined_before) report("uninitialised-read", touch, ", which nothing has written");
+    record_read(cell, stamp, touch);
+    return;
+  }
+  if (cell.read.epoch >= launch_epoch) {
+    if (touch.memory->space == kGlobal && in_other_block(cell.read))
+      report("block-race", touch, ", which another block of the launch reads" + other_side("read", cell.read));
+    const int reader = cell.read.epoch >= block_epoch ? unordered_reader(cell, touch) : -1;
+    if (reader >= 0) {
+      cell.read.thread = static_cast<uint16_t>(reader);
+      report(race_kind(touch.memory->space), touch, ", not ordered after a read" + other_side("read", cell.read));
+    }
+  }
+  cell.write = stamp;
+  cell.read.epoch = 0;
+}
+
+void check_cells(const Touch& touch) {
+  const Memory& memory = *touch.memory;
+  const bool undefined_before = memory.access == Access::output || memory.access == Access::scratch;
+  const auto pc = static_cast<uint32_t>(static_cast<char*>(touch.pc) - launch.image.begin);
+  const auto thread = static_cast<uint16_t>(touch.fiber.linear);
+  const Stamp stamp{epoch[memory.space], touch.fiber.time, pc, thread, false, touch.atomic};
+  Cell* cells = &memory.cells[touch.address - memory.begin];
+  const Cell before = cells[0];
+  check_cell(cells[0], stamp, touch, undefined_before);
+  // Bytes with one history have one outcome, unless they have a list of readers, which each keeps for itself.
+  for (size_t i = 1; i < touch.bytes; ++i)
+    if (!cells[0].readers.next && memcmp(&cells[i], &before, sizeof before) == 0)
+      cells[i] = cells[0];
+    else
+      check_cell(cells[i], stamp, touch, undefined_before);
+}
+
+// Where buffers overlap, the newest counts. Dynamic shared memory is known by its capacity, not by what a launch uses.
+Memory* find_memory(const char* p) {
+  if (p >= shared_memory && p < shared_memory + kSharedCapacity) return &dynamic_memory;
+  if (static_memory.contains(p)) return &static_memory;
+  const auto found = std::find_if(buffers.rbegin(), buffers.rend(), [&](const Memory& b) { return b.contains(p); });
+  return found == buffers.rend() ? nullptr : &*found;
+}
+
+void record_trace(const Touch& touch) {
+  if (block.linear != trace.block || static_cast<int>(touch.fiber.warp) != trace.warp) return;
+  const uint32_t kind =
+      (touch.memory->space == kShared ? TraceRecord::shared_load : TraceRecord::global_load) + touch.write;
+  trace.records.push_back({reinterpret_cast<uint64_t>(touch.pc), reinterpret_cast<uint64_t>(touch.address),
+                           static_cast<uint32_t>(touch.bytes), touch.fiber.lane, kind, 0});
+}
+
+// Memory that a kernel may use and that cannot race: its parameters, and constants of its shared object.
+bool is_private(const char* p) {
+  const char* args = static_cast<const char*>(launch.args);
+  return (p >= args && p < args + launch.args_bytes) || launch.image.contains(p);
+}
+
+std::string nearest_buffer(const char* p) {
+  auto distance = [&](const Memory& b) { return p < b.begin ? b.begin - p : p - b.end; };
+  auto nearer = [&](const Memory& a, const Memory& b) { return distance(a) < distance(b); };
+  const auto nearest = std::min_element(buffers.begin(), buffers.end(), nearer);
+  if (nearest == buffers.end() || distance(*nearest) > 1 << 20) return "";
+  return "; the nearest is " + nearest->name + " of " + std::to_string(nearest->end - nearest->begin) +
+         " bytes, at offset " + std::to_string(p - nearest->begin);
+}
+
+void check(const char* p, size_t bytes, bool write, bool atomic, const Fiber& fiber, void* pc) {
+  const size_t stack_offset = p - stacks;
+  if (stack_offset / kStackBytes == fiber.linear) return;
+  const Memory* memory = find_memory(p);
+  const Touch touch{p, bytes, write, atomic, fiber, pc, memory};
+  if (stack_offset < stack_count * kStackBytes)
+    report("local-memory", touch, ", the local memory of another thread or more than a thread has");
+  if (!memory) {
+    if (is_private(p)) return;
+    report("out-of-bounds", touch, nearest_buffer(p));
+  }
+  if (p + bytes > memory->end)
+    report("out-of-bounds", touch, ", which has " + std::to_string(memory->end - memory->begin) + " bytes");
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p);
+  if ((bytes & (bytes - 1)) == 0 && (address & (bytes - 1)))
+    report("misaligned", touch, "; the address must be a multiple of the size");
+  if (write && memory->access == Access::input) report("read-only-write", touch, ", an input");
+  if (memory->cells) check_cells(touch);
+  record_trace(touch);
+}
+
+template <class F>
+void for_shared_cells(void* target, size_t bytes, F visit) {
+  const char* p = static_cast<char*>(target);
+  const Memory* memory = find_memory(p);
+  if (!memory || memory->space != kShared)
+    fail("async-copy", "the target of an asynchronous copy is not in shared memory");
+  for (size_t i = 0; i < bytes; ++i) visit(memory->cells[p - memory->begin + i]);
+}
+
+}  // namespace
+
+void start_checker_launch() {
+  if (newest_epoch > 1u << 31) fail("bad-launch", "2^31 barriers are counted; start a new process");
+  launch_epoch = newest_epoch + 1;
+  block_starts.clear();
+  if (!checking) return;
+  // The cells cover the whole capacity, the bounds only what the launch asked for.
+  if (!dynamic_memory.cells) dynamic_memory.cover(shared_memory, shared_memory + kSharedCapacity);
+  dynamic_memory.end = shared_memory + launch.shape.shared_bytes;
+  static_memory.cover(launch.static_shared.begin, launch.static_shared.end);
+}
+
+void start_checker_block() {
+  block_epoch = epoch[kShared] = epoch[kGlobal] = ++newest_epoch;
+  block_starts.emplace_back(block_epoch, block.linear);
+  more_readers.assign(1, {});
+}
+
+void advance_epoch(Fence fence) {
+  if (fence == kFenceNone) return;
+  ++newest_epoch;
+  if (fence & kFenceShared) epoch[kShared] = newest_epoch;
+  if (fence & kFenceGlobal) epoch[kGlobal] = newest_epoch;
+  if (fence == kFenceAll) more_readers.resize(1);  // no cell of an older epoch looks at its list again
+}
+
+void publish(Fiber& fiber, Clock& into) {
+  into.join(fiber.clock);
+  into.raise(fiber.linear, fiber.time++, block.fibers.size());
+}
+
+void check_access(const void* address, size_t bytes, bool write, const Fiber& fiber, void* pc) {
+  check(static_cast<const char*>(address), bytes, write, false, fiber, pc);
+}
+
+void touch_read(const void* address, size_t bytes, int lane) {
+  if (!launch.checked) return;
+  const Fiber& fiber = block.fibers[running->warp * kWarpSize + lane];
+  check(static_cast<const char*>(address), bytes, false, false, fiber, fiber.call_pc);
+}
+
+void touch_atomic(const void* address, size_t bytes) {
+  if (!checking) return;
+  check(static_cast<const char*>(address), bytes, true, true, *running, __builtin_return_address(0));
+}
+
+void issue_async_write(void* target, size_t bytes, const Fiber& fiber, uint32_t writer, uint32_t time, void* pc) {
+  if (!checking) return;
+  check(static_cast<char*>(target), bytes, true, false, fiber, pc);
+  for_shared_cells(target, bytes, [&](Cell& cell) {
+    cell.write.thread = static_cast<uint16_t>(writer);
+    cell.write.time = time;
+    cell.write.in_flight = true;
+  });
+}
+
+void deliver_async_write(void* target, size_t bytes, uint32_t time) {
+  if (!checking) return;
+  for_shared_cells(target, bytes, [&](Cell& cell) {
+    cell.write.epoch = epoch[kShared];
+    cell.write.time = time;
+    cell.write.in_flight = false;
+  });
+}
+
+void register_buffer(const void* begin, size_t bytes, const char* name, Access access) {
+  char* from = static_cast<char*>(const_cast<void*>(begin));
+  buffers.push_back({{}, "buffer '" + std::string(name) + "'", kGlobal, access});
+  buffers.back().cover(from, from + bytes);
+}
+
+void check_outputs() {
+  if (!launch.checked) return;
+  for (const Memory& buffer : buffers) {
+    if (buffer.access != Access::output) continue;
+    const size_t bytes = buffer.end - buffer.begin;
+    size_t missing = 0, first = 0;
+    for (size_t i = bytes; i-- > 0;) {
+      if (buffer.cells[i].write.epoch) continue;
+      ++missing;
+      first = i;
+    }
+    if (missing)
+      fail_at_frames("unwritten-output",
+                     std::to_string(missing) + " of " + std::to_string(bytes) + " bytes of " + buffer.name +
+                         " were not written, the first at offset " + std::to_string(first),
+                     launch.frames);
+  }
+}
+
+void clear_buffers() { buffers.clear(); }
+
+void start_trace(int block, int warp) { trace = {block, warp, {}}; }
+
+std::vector<TraceRecord> stop_trace() {
+  trace.block = trace.warp = -1;
+  return std::move(trace.records);
+}
+
+}  // namespace simt

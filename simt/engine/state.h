@@ -1,0 +1,141 @@
+// What the parts of the engine share. One block runs at a time, on one operating-system thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "host.h"
+#include "simt.h"
+
+namespace simt {
+
+// The position of a linear index in a box, x fastest.
+inline Dim3 position_in(Dim3 box, uint64_t linear) {
+  return {static_cast<uint32_t>(linear % box.x), static_cast<uint32_t>(linear / box.x % box.y),
+          static_cast<uint32_t>(linear / box.x / box.y)};
+}
+inline std::string to_text(Dim3 d) {
+  return "(" + std::to_string(d.x) + "," + std::to_string(d.y) + "," + std::to_string(d.z) + ")";
+}
+
+// For every thread, the latest of its times that is ordered before the owner of the clock. One slot after the last
+// thread belongs to the copy engine.
+struct Clock {
+  std::vector<uint32_t> seen;
+
+  void join(const Clock& other) {
+    if (seen.size() < other.seen.size()) seen.resize(other.seen.size());
+    for (size_t i = 0; i < other.seen.size(); ++i)
+      if (seen[i] < other.seen[i]) seen[i] = other.seen[i];
+  }
+  void raise(uint32_t thread, uint32_t time, size_t threads) {
+    if (seen.size() <= threads) seen.resize(threads + 1);
+    if (seen[thread] < time) seen[thread] = time;
+  }
+  bool covers(uint32_t thread, uint32_t time) const { return thread < seen.size() && seen[thread] >= time; }
+};
+
+struct AsyncCopy {
+  char* target;
+  const char* source;
+  int bytes, valid_bytes;
+  void* pc;
+};
+
+enum class State : uint8_t { ready, waiting, done };
+
+struct Fiber {
+  void* stack_pointer;  // while not running
+  Dim3 index;
+  uint32_t linear, lane, warp;
+  State state = State::ready;
+  const char* waits_in;  // name of the operation, while waiting
+  void* call_pc;         // kernel instruction that called the engine last
+  uint32_t time = 1;     // raised whenever the thread publishes what it did
+  Clock clock;
+  std::vector<AsyncCopy> open_group;
+  std::vector<std::vector<AsyncCopy>> groups;
+};
+
+struct Warp {
+  uint32_t ready, alive;  // lane masks
+  std::vector<WarpCall> open;
+};
+
+struct Barrier {
+  int arrived = 0;
+  Site site{};
+  Clock clock;
+  std::vector<Fiber*> waiting;
+};
+
+struct Range {
+  char *begin = nullptr, *end = nullptr;
+  bool contains(const void* p) const { return p >= begin && p < end; }
+};
+
+struct Launch {
+  LaunchShape shape{};
+  const void* kernel = nullptr;
+  void (*entry)(const void*) = nullptr;
+  const void* args = nullptr;
+  size_t args_bytes = 0;
+  bool checked = false;
+  Range image;                // the shared object that holds the kernel
+  Range static_shared;        // its thread-local segment
+  std::vector<void*> frames;  // of the host code that launched
+};
+
+struct Block {
+  Dim3 index{};
+  int linear = 0;
+  int alive = 0;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  Barrier barriers[16];
+};
+
+constexpr size_t kStackBytes = 128 << 10;
+constexpr size_t kSharedCapacity = 256 << 10;
+
+extern Launch launch;
+extern Block block;
+extern Fiber* running;  // null outside a kernel
+extern bool checking;   // accesses are looked at; only in kernels compiled with hooks
+extern char* stacks;
+extern size_t stack_count;
+extern char* shared_memory;
+
+// scheduler.cpp
+void wait_here(const char* name);  // parks the running fiber until make_ready
+void make_ready(Fiber& fiber);
+uint64_t random_number();
+[[noreturn]] void abandon_block();  // back to run_grid, which throws the pending error; what fibers own is leaked
+
+// async.cpp
+void start_async_block();
+void finish_async_thread(const Fiber& fiber);
+bool deliver_bulk_copy();  // one copy in flight, if any
+void finish_async_block();
+
+// checker.cpp
+void start_checker_launch();
+void start_checker_block();
+void advance_epoch(Fence fence);
+void check_access(const void* address, size_t bytes, bool write, const Fiber& fiber, void* pc);
+void issue_async_write(void* target, size_t bytes, const Fiber& fiber, uint32_t writer, uint32_t time, void* pc);
+void deliver_async_write(void* target, size_t bytes, uint32_t time);
+void publish(Fiber& fiber, Clock& into);  // release: what the fiber did so far becomes part of `into`
+
+// report.cpp
+// The innermost kernel line as "file:line", and after " < " the lines that called it.
+std::string locate(const std::vector<void*>& frames);
+std::vector<void*> frames_of(void* frame_pointer);
+bool has_error();
+[[noreturn]] void throw_error();
+[[noreturn]] void fail_at_frames(const char* kind, const std::string& text, const std::vector<void*>& frames);
+std::string waiting_groups();
+
+}  // namespace simt

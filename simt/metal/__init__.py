@@ -1,0 +1,1 @@
+"""The Metal dialect: its pre-pass and its lint."""

@@ -1,0 +1,57 @@
+// Mathematics of Metal for float, half and vectors of them. The fast and precise functions are the same here.
+#pragma once
+
+#include <cmath>
+
+#include "vector.h"
+
+namespace metal {
+
+using std::isfinite;
+using std::isinf;
+using std::isnan;
+namespace fast = metal;
+namespace precise = metal;
+
+inline float inverse_sqrt(float x) { return 1.0f / ::sqrtf(x); }
+#define SIMT_MATH(name, function)                                                         \
+  inline float name(float x) { return function(x); }                                      \
+  inline half name(half x) { return static_cast<half>(function(static_cast<float>(x))); } \
+  template <class T, int N>                                                               \
+  inline vec<T, N> name(vec<T, N> a) {                                                    \
+    for (T& element : a.v) element = name(element);                                       \
+    return a;                                                                             \
+  }
+SIMT_MATH_FUNCTIONS(SIMT_MATH)
+#undef SIMT_MATH
+
+#define SIMT_EXTREME(name, condition)                          \
+  template <class T, class = std::enable_if_t<is_scalar_v<T>>> \
+  inline T name(T a, T b) {                                    \
+    return condition ? b : a;                                  \
+  }                                                            \
+  template <class T, int N>                                    \
+  inline vec<T, N> name(vec<T, N> a, vec<T, N> b) {            \
+    for (int i = 0; i < N; ++i) a.v[i] = name(a.v[i], b.v[i]); \
+    return a;                                                  \
+  }
+SIMT_EXTREME(max, a < b)
+SIMT_EXTREME(min, b < a)
+#undef SIMT_EXTREME
+template <class T>
+inline T clamp(T x, T low, T high) {
+  return min(max(x, low), high);
+}
+template <class T>
+inline T select(T if_false, T if_true, bool condition) {
+  return condition ? if_true : if_false;
+}
+inline float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+template <class T, int N>
+inline T dot(vec<T, N> a, vec<T, N> b) {
+  T sum = a.v[0] * b.v[0];
+  for (int i = 1; i < N; ++i) sum += a.v[i] * b.v[i];
+  return sum;
+}
+
+}  // namespace metal

@@ -1,0 +1,132 @@
+"""What the pre-pass and the lint read from a Metal shader: its kernels, their instances and function constants.
+
+Macros of the shader itself are expanded first, so an instance may be written by one; includes are left alone. Line
+numbers survive every step.
+"""
+
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ATTRIBUTE = r"\[\[(?:[^\[\]]|\[[^\]]*\])*\]\]"
+KERNEL = r"(?:\[\[\s*kernel\s*\]\]|\bkernel\b)\s*void\s+(\w+)\s*\("
+INSTANCE = (
+    r'template\s*\[\[\s*host_name\(\s*"(?P<host>\w+)"\s*\)\s*\]\]\s*(?:\[\[\s*kernel\s*\]\]|\bkernel\b)\s*'
+    r"(?:void|decltype\s*\([^;]*?>\s*\))\s+(?P<kernel>\w+)\s*<(?P<arguments>[^;]*?)>\s*(?:\([^;]*\))?\s*;"
+)
+CONSTANT = r"\bconstant\s+\w+\s+(\w+)\s*\[\[\s*function_constant\((\d+)\)\s*\]\]"
+# A variable of threadgroup memory: a declaration that starts a statement and is no pointer or reference.
+THREADGROUP = r"(?P<before>^[ \t]*|[;{}]\s*)threadgroup\s+(?P<type>[\w:<>, ]+?)\s+(?P<name>\w+)\s*"
+THREADGROUP_VARIABLE = THREADGROUP + r"(?P<sizes>(?:\[[^\];]*\])*)\s*;"
+
+
+@dataclass
+class Kernel:
+    """A function that can be launched."""
+
+    name: str
+    is_template: bool
+    parameters: list[str]  # text of each
+    line: int
+
+
+@dataclass
+class Instance:
+    """A kernel with its template arguments, under the name that hosts use."""
+
+    host_name: str
+    kernel: str
+    arguments: str  # of the template
+    line: int
+
+
+@dataclass
+class Shader:
+    """What a file holds."""
+
+    path: Path
+    text: str  # C++ but for attributes and address spaces
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    instances: list[Instance] = field(default_factory=list)
+    constants: list[tuple[str, int]] = field(default_factory=list)  # name, index
+
+
+def _blank(match: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", match[0])
+
+
+def _end_of_brackets(text: str, start: int) -> int:
+    """Returns the position after the bracket that closes the one at `start`."""
+    depth = 0
+    for position in range(start, len(text)):
+        depth += (text[position] in "([{") - (text[position] in ")]}")
+        if depth == 0:
+            return position + 1
+    raise ValueError(f"no bracket closes {text[start : start + 40]!r}")
+
+
+def _split_at_commas(text: str) -> list[str]:
+    """Returns the parts between the commas that stand in no bracket of any kind."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{<") - (character in ")]}>")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _expand_macros(path: str | Path, text: str) -> str:
+    """Returns the text with its own macros expanded and comments removed, and its includes as they were."""
+    text = re.sub(r"^([ \t]*#[ \t]*include\s*)<metal_\w+>", r"\1<metal_stdlib>", text, flags=re.M)  # has all parts
+    hidden = re.sub(r"^[ \t]*#[ \t]*include\b", "#pragma simt_include", text, flags=re.M)
+    command = ["g++", "-E", "-undef", "-nostdinc", "-x", "c++", "-D__METAL_VERSION__=400", "-"]
+    done = subprocess.run(command, input=hidden, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"{path}: {done.stderr}")
+    expanded = re.sub(r'^# ([1-9]\d*) "<stdin>".*$', rf'#line \1 "{path}"', done.stdout, flags=re.M)
+    expanded = re.sub(r'^# \d+ "<.*$', "", expanded, flags=re.M)
+    return expanded.replace("#pragma simt_include", "#include")
+
+
+def _line_at(text: str, position: int) -> int:
+    """Returns the line of the shader, by the last #line directive before a position of the expanded text."""
+    directive = list(re.finditer(r"^#line (\d+).*\n", text[:position], re.M))[-1]
+    return int(directive[1]) + text.count("\n", directive.end(), position)
+
+
+def parse(path: str | Path, text: str | None = None) -> Shader:
+    """Reads a shader, from `text` if given; `path` names it in messages and #line directives."""
+    text = _expand_macros(path, Path(path).read_text() if text is None else text)
+    shader = Shader(Path(path), text)
+    for match in re.finditer(INSTANCE, text, re.S):
+        line = _line_at(text, match.start())
+        shader.instances.append(Instance(match["host"], match["kernel"], match["arguments"], line))
+    text = re.sub(INSTANCE, _blank, text, flags=re.S)
+    for match in re.finditer(KERNEL, text):
+        is_template = re.search(r"template\s*<[^;{}]*>\s*$", text[: match.start()]) is not None
+        parameters = _split_at_commas(text[match.end() : _end_of_brackets(text, match.end() - 1) - 1])
+        shader.kernels[match[1]] = Kernel(match[1], is_template, parameters, _line_at(text, match.start()))
+    shader.constants = [(name, int(index)) for name, index in re.findall(CONSTANT, text)]
+    plain = [kernel for kernel in shader.kernels.values() if not kernel.is_template]
+    shader.instances += [Instance(kernel.name, kernel.name, "", kernel.line) for kernel in plain]
+    shader.text = re.sub(ATTRIBUTE, _blank, text)
+    return shader
+
+
+def replace_threadgroup_variables(shader: Shader, declare: Callable[[str, str, str], str]) -> str:
+    """Returns the text with declare(type, name, sizes) in place of each variable of threadgroup memory."""
+
+    def replace(match: re.Match[str]) -> str:
+        lines = match[0].count("\n") - match["before"].count("\n")
+        return match["before"] + declare(match["type"], match["name"], match["sizes"]) + "\n" * lines
+
+    text = re.sub(THREADGROUP_VARIABLE, replace, shader.text, flags=re.M)
+    left = re.search(THREADGROUP + r"[\[,=;]", text, re.M)
+    if left:
+        found = f"threadgroup {left['type']} {left['name']}"
+        raise ValueError(f"{shader.path}: {found} must be a statement with one variable and no value")
+    return text
