@@ -14,8 +14,9 @@ from devtools.project import ROOT, VENV, relative
 
 HELP = "check format, types, build files and copies"
 DESCRIPTION = """\
-Runs ruff, mypy and clang-format, compares the copies of common/, validates each build.toml as kernel-builder does, and
-refuses package registry settings in tracked files. Every check runs, and all findings are shown.
+Runs ruff, mypy and clang-format, checks the Metal shaders with clang-19 where it is installed, compares the copies of
+common/, validates each build.toml as kernel-builder does, and refuses package registry settings in tracked files.
+Every check runs, and all findings are shown.
 """
 NEEDS_ENVIRONMENT = True
 
@@ -43,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         "ruff format": lambda: _tool("ruff", "format", "--check", "--quiet", "."),
         "mypy": _mypy,
         "clang-format": lambda: _clang_format(files, "--dry-run", "-Werror"),
+        "Metal shaders": lambda: _report(_metal(files)),
         "copies of common/": lambda: _report(
             problem for family in discover() for problem in vendoring.problems(family)
         ),
@@ -80,7 +82,8 @@ def _files() -> list[Path]:
 
 def _mypy() -> bool:
     packages = [family.package for family in discover() if family.package.is_dir()]
-    targets = [ROOT / "devtools", *packages, *sorted((ROOT / "demos").glob("*.py"))]
+    bench = [path for folder in ("simt", "simt/metal") for path in sorted((ROOT / folder).glob("*.py"))]
+    targets = [ROOT / "devtools", *packages, *bench, *sorted((ROOT / "demos").glob("*.py"))]
     return _tool("mypy", "--no-error-summary", *map(str, targets))
 
 
@@ -88,6 +91,19 @@ def _clang_format(files: list[Path], *options: str) -> bool:
     copies = {copy.target for family in discover() for copy in vendoring.manifest(family)}
     sources = [str(path) for path in files if path.suffix in _CXX and path not in copies]
     return not sources or _tool("clang-format", *options, *sources)
+
+
+def _metal(files: list[Path]) -> Iterator[str]:
+    """Yields what the Metal lint says about the shaders outside tests, whose headers are found from their family."""
+    from devtools.console import notice
+    from simt.metal import lint
+
+    shaders = [path for path in files if path.suffix == ".metal" and "tests" not in path.parts]
+    if lint.compiler() is None:
+        notice("clang-19 was not found, so Metal shaders are not checked here")
+        return
+    for path in shaders:
+        yield from lint.lint(path, include=[ROOT / path.relative_to(ROOT).parts[0]])
 
 
 def _build_files() -> bool:

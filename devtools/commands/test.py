@@ -22,8 +22,8 @@ from devtools.project import CACHE, ROOT
 
 HELP = "build the kernels and run every test"
 DESCRIPTION = """\
-Builds the families, then runs the tests of the tools, those of loading, and each family's pytest suite, every run in
-its own process and two at a time:
+Builds the families, then runs the tests of the tools, those of loading, those of the SIMT bench (simt/) and each
+family's pytest suite, every run in its own process and two at a time:
   - once as the CPU is;
   - once for each lower instruction set (RUDNN_CPU_ISA=avx2, generic), without the tests marked isa_independent;
   - once built with the address and undefined-behaviour sanitizers, the tests marked small.
@@ -128,6 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.family:
         loading = ROOT / "tests" / "loading"
         runs += [Run("loading", loading), Run("tools", ROOT / "tests", options=(f"--ignore={loading}",))]
+        if platform.machine() == "x86_64":
+            runs.append(Run("simt", ROOT / "simt" / "tests"))
     if platform.machine() == "x86_64" and "avx512f" not in Path("/proc/cpuinfo").read_text():
         notice("this CPU has no AVX-512, so those paths are not tested here")
     if not sanitizer:
