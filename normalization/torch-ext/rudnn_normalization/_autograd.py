@@ -14,7 +14,6 @@ Gradients = tuple[torch.Tensor | None, ...]
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """A context in which an op runs as if no gradient could be asked for."""
 
-_is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
 
@@ -22,13 +21,13 @@ _transforms_active = torch._C._are_functorch_transforms_active
 def needs_autograd(*tensors: torch.Tensor | None) -> bool:
     """Tells whether an op must be called with its registered gradient in place.
 
-    That serves training, and whoever records the op: torch.compile, torch.export, vmap. It costs more than a small op
-    itself, so calls for which this is False belong into `below_autograd()`.
+    That serves training and function transforms. It costs more than a small op itself, so calls for which this is False
+    belong into `below_autograd()`. A call that torch.compile traces always has the gradient in place.
 
     Raises:
         RuntimeError: a tensor carries a tangent: forward-mode differentiation is not supported.
     """
-    if _is_compiling() or _transforms_active():
+    if _transforms_active():
         _refuse_tangents(tensors)
         return True
     if getattr(forward_ad, "_current_level", -1) >= 0:

@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from . import _rows
 from ._autograd import Gradients, below_autograd, needs_autograd, register_gradient
 from ._ops import add_op_namespace_prefix, ops
+from ._rows import is_epsilon
 
 _layer_norm_op = ops.layer_norm.default
 _fused_add_layer_norm_op = ops.fused_add_layer_norm.default
@@ -37,10 +38,11 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016.
     """
-    if not _rows.is_epsilon(epsilon):
+    if not is_epsilon(epsilon):
         epsilon = _rows.checks("layer_norm").positive("epsilon", epsilon)
     if is_dynamo_compiling():
         _check_layer_norm(input, gamma, beta)
+        return _layer_norm_op(input, gamma, beta, epsilon)
     try:
         if needs_autograd(input, gamma, beta):
             return _layer_norm_op(input, gamma, beta, epsilon)
@@ -77,10 +79,11 @@ def fused_add_layer_norm(
 
     Source: the residual stream of pre-norm Transformers, `norm(x + attention(x))`.
     """
-    if not _rows.is_epsilon(epsilon):
+    if not is_epsilon(epsilon):
         epsilon = _rows.checks("fused_add_layer_norm").positive("epsilon", epsilon)
     if is_dynamo_compiling():
         _check_fused_add_layer_norm(input, residual, gamma, beta)
+        return _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)
     try:
         if needs_autograd(input, residual, gamma, beta):
             return _fused_add_layer_norm_op(input, residual, gamma, beta, epsilon)

@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from . import _rows
 from ._autograd import Gradients, below_autograd, needs_autograd, register_gradient
 from ._ops import add_op_namespace_prefix, ops
+from ._rows import is_epsilon
 
 _ACTIVATIONS = ("silu", "sigmoid")
 
@@ -40,12 +41,13 @@ def rms_norm(
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
     """
-    if not _rows.is_epsilon(epsilon):
+    if not is_epsilon(epsilon):
         epsilon = _rows.checks("rms_norm").positive("epsilon", epsilon)
     if type(zero_centered) is not bool:
         _rows.checks("rms_norm").flag("zero_centered", zero_centered)
     if is_dynamo_compiling():
         _check_rms_norm(input, gamma)
+        return _rms_norm_op(input, gamma, epsilon, zero_centered)
     try:
         if needs_autograd(input, gamma):
             return _rms_norm_op(input, gamma, epsilon, zero_centered)
@@ -78,12 +80,13 @@ def rms_norm_gated(
 
     Source: the gated norms of Qwen3-Next (silu) and Kimi-Linear (sigmoid) in Transformers.
     """
-    if not _rows.is_epsilon(epsilon):
+    if not is_epsilon(epsilon):
         epsilon = _rows.checks("rms_norm_gated").positive("epsilon", epsilon)
     if type(activation) is not str or activation not in _ACTIVATIONS:
         _rows.checks("rms_norm_gated").choice("activation", activation, _ACTIVATIONS)
     if is_dynamo_compiling():
         _check_rms_norm_gated(input, gate, gamma)
+        return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
     try:
         if needs_autograd(input, gate, gamma):
             return _rms_norm_gated_op(input, gate, gamma, epsilon, activation)
@@ -114,10 +117,11 @@ def fused_add_rms_norm(
 
     Source: the residual stream of pre-norm Transformers, `norm(x + attention(x))`.
     """
-    if not _rows.is_epsilon(epsilon):
+    if not is_epsilon(epsilon):
         epsilon = _rows.checks("fused_add_rms_norm").positive("epsilon", epsilon)
     if is_dynamo_compiling():
         _check_fused_add_rms_norm(input, residual, gamma)
+        return _fused_add_rms_norm_op(input, residual, gamma, epsilon)
     try:
         if needs_autograd(input, residual, gamma):
             return _fused_add_rms_norm_op(input, residual, gamma, epsilon)

@@ -33,6 +33,7 @@ def softmax_last_axis(input: torch.Tensor) -> torch.Tensor:
     """
     if is_dynamo_compiling():
         _rows.check_rows("softmax_last_axis", input)
+        return _softmax_last_axis_op(input)
     try:
         if needs_autograd(input):
             return _softmax_last_axis_op(input)
