@@ -1,5 +1,5 @@
 // What memory safety asks of the arguments of a registered op, so that even a direct call with wrong tensors raises.
-// The full contract, with the family's own exception, is checked in Python before the op is called.
+// A public function comes here first too, and words the refusal in its family's own exception when one of these raises.
 #pragma once
 
 #include <cstddef>
