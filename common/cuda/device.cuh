@@ -147,12 +147,13 @@ __device__ __forceinline__ uint32_t pack(T low, T high) {
   return *reinterpret_cast<const uint32_t*>(&both);
 }
 
-// Warp reductions: every lane of the warp calls, every lane receives the result, which has the same bits in each.
+// Warp reductions: every lane of the warp calls, every lane receives the result, which has the same bits in each. With
+// fewer than 32 kLanes, a power of two, each group of so many neighbouring lanes has its own.
 
-template <class T, class Op>
+template <int kLanes = kWarpSize, class T, class Op>
 __device__ __forceinline__ T warp_reduce(T value, Op op) {
 #pragma unroll
-  for (int flip = kWarpSize / 2; flip; flip /= 2) value = op(value, __shfl_xor_sync(kFullMask, value, flip));
+  for (int flip = kLanes / 2; flip; flip /= 2) value = op(value, __shfl_xor_sync(kFullMask, value, flip));
   return value;
 }
 __device__ __forceinline__ float warp_sum(float value) {

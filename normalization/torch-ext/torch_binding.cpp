@@ -7,17 +7,20 @@
 #define RUDNN_LIBRARY TORCH_LIBRARY_EXPAND
 #define RUDNN_LIBRARY_IMPL TORCH_LIBRARY_IMPL_EXPAND
 #define RUDNN_FUNCTION(function) &rudnn::function
-#define RUDNN_DISPATCH_KEY MPS
 #else
 #include <torch/csrc/stable/library.h>
 #define RUDNN_LIBRARY STABLE_TORCH_LIBRARY_EXPAND
 #define RUDNN_LIBRARY_IMPL STABLE_TORCH_LIBRARY_IMPL_EXPAND
 #define RUDNN_FUNCTION(function) TORCH_BOX(&rudnn::function)
-#if defined(CUDA_KERNEL)
+#endif
+
+// On the bench, GPU kernels run on the CPU and take its tensors.
+#if defined(CPU_KERNEL) || defined(RUDNN_SIMT)
+#define RUDNN_DISPATCH_KEY CPU
+#elif defined(CUDA_KERNEL)
 #define RUDNN_DISPATCH_KEY CUDA
 #else
-#define RUDNN_DISPATCH_KEY CPU
-#endif
+#define RUDNN_DISPATCH_KEY MPS
 #endif
 
 #if defined(CPU_KERNEL)

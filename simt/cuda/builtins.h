@@ -137,5 +137,6 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __uint_as_float(unsigned x) { return simt::cuda::bit_cast<float>(x); }
 inline unsigned __float_as_uint(float x) { return simt::cuda::bit_cast<unsigned>(x); }

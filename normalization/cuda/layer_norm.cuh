@@ -1,0 +1,199 @@
+// layer_norm and fused_add_layer_norm: y = (x - mean(x)) / sqrt(variance(x) + epsilon) * gamma + beta.
+#pragma once
+
+#include "cuda/parameter_sums.cuh"
+#include "cuda/row.cuh"
+
+namespace rudnn {
+
+// Rows are contiguous, `width` elements of the kernel's T each. Pointers marked optional may be null.
+struct LayerNormArgs {
+  int64_t rows;
+  int64_t width;
+  float epsilon;
+  float root_epsilon;  // its square root
+  Parameter gamma;
+  Parameter beta;        // optional
+  const void* input;     // [rows, width]
+  const void* residual;  // [rows, width], optional: then x = input + residual, rounded to T
+  void* output;          // [rows, width]
+  void* sum;             // [rows, width], input + residual; there if residual is
+};
+
+struct LayerNormBackwardArgs {
+  int64_t rows;
+  int64_t width;
+  float epsilon;
+  float root_epsilon;
+  Parameter gamma;
+  const void* grad;       // [rows, width]
+  const void* grad_sum;   // [rows, width], optional: added to grad_input
+  const void* input;      // [rows, width], what was normalised
+  void* grad_input;       // [rows, width], optional
+  float* gamma_partials;  // [rows of threads, width], optional
+  float* beta_partials;   // [rows of threads, width], optional
+};
+
+// Of a row multiplied by `factor`. The mean is in two parts, so that no digit of a deviation is lost to a large mean:
+// x - mean = (x - centre) - correction.
+struct LayerStatistics {
+  float factor;
+  float centre;
+  float correction;
+  float mean_square;  // of the deviations: the variance
+  // In the backward, with d the gradient that reaches the normalised row: the means of d and of d * (x - mean).
+  float upstream;
+  float product;
+
+  __device__ __forceinline__ bool usable() const { return is_finite(product); }
+};
+
+// From the sums over the row of x - centre, its square, d, and d * (x - centre).
+__device__ __forceinline__ LayerStatistics statistics_from(float factor, float centre, const float (&sums)[4],
+                                                           int64_t width) {
+  const float count = static_cast<float>(width);
+  const float correction = sums[0] / count;
+  const float variance = sums[1] / count - correction * correction;
+  const float upstream = sums[2] / count;
+  const float product = sums[3] / count - correction * upstream;
+  return {factor, centre, correction, variance < 0.0f ? 0.0f : variance, upstream, product};
+}
+
+template <class T, class Shape>
+__device__ __forceinline__ float mean_of(const Row<T, Shape>& row, int64_t width, float factor) {
+  float sum[1] = {0.0f};
+  for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
+    float values[Shape::kVector];
+    row.get(values, slot, offset);
+#pragma unroll
+    for (int i = 0; i < Shape::kVector; ++i) sum[0] += values[i] * factor;
+  });
+  row_sum<Shape>(sum);
+  return sum[0] / static_cast<float>(width);
+}
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm(LayerNormArgs args) {
+  constexpr int N = Shape::kVector;
+  const int64_t width = args.width;
+  for (int64_t row = first_row<Shape>(); row < args.rows; row += row_step<Shape>()) {
+    const int64_t start = row * width;
+    const T* input = static_cast<const T*>(args.input) + start;
+    T* output = static_cast<T*>(args.output) + start;
+    Row<T, Shape> x;
+    if (args.residual != nullptr)
+      x.load_sum(input, static_cast<const T*>(args.residual) + start, static_cast<T*>(args.sum) + start, width);
+    else
+      x.load(input, width);
+
+    RowRoots roots;
+    const LayerStatistics statistics =
+        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor) {
+          const float centre = mean_of(x, width, factor);
+          float sums[2] = {0.0f, 0.0f};
+          for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
+            float values[N];
+            x.get(values, slot, offset);
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+              const float deviation = values[i] * factor - centre;
+              sums[0] += deviation;
+              sums[1] += deviation * deviation;
+            }
+          });
+          row_sum<Shape>(sums);
+          return statistics_from(factor, centre, {sums[0], sums[1], 0.0f, 0.0f}, width);
+        });
+
+    for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
+      float values[N], weight[N], shift[N] = {};
+      x.get(values, slot, offset);
+      load_parameter<T>(weight, args.gamma, offset);
+      if (args.beta.data != nullptr) load_parameter<T>(shift, args.beta, offset);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float deviation = (values[i] * statistics.factor - statistics.centre) - statistics.correction;
+        values[i] = fmaf(deviation * roots.normalise, weight[i], shift[i]);
+      }
+      store_floats(output + offset, values);
+    });
+  }
+}
+
+// With n the normalised row and d = grad * gamma, the gradient of x is
+// (d - mean(d) - n * mean(d * n)) / sqrt(variance(x) + epsilon).
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm_backward(LayerNormBackwardArgs args) {
+  constexpr int N = Shape::kVector;
+  const int64_t width = args.width;
+  ParameterSum<Shape> gamma_sum(args.gamma_partials, width), beta_sum(args.beta_partials, width);
+  for (int64_t row = first_row<Shape>(); row < args.rows; row += row_step<Shape>()) {
+    const int64_t start = row * width;
+    Row<T, Shape> x, grad;
+    x.load(static_cast<const T*>(args.input) + start, width);
+    grad.load(static_cast<const T*>(args.grad) + start, width);
+
+    RowRoots roots;
+    const LayerStatistics statistics =
+        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor) {
+          const float centre = mean_of(x, width, factor);
+          float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+          for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
+            float values[N], upstream[N], weight[N];
+            x.get(values, slot, offset);
+            grad.get(upstream, slot, offset);
+            load_parameter<T>(weight, args.gamma, offset);
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+              const float deviation = values[i] * factor - centre;
+              const float product = __fmul_rn(upstream[i], weight[i]);
+              sums[0] += deviation;
+              sums[1] += deviation * deviation;
+              sums[2] += product;
+              sums[3] += product * deviation;
+            }
+          });
+          row_sum<Shape>(sums);
+          return statistics_from(factor, centre, sums, width);
+        });
+    const float projection = clamped(statistics.product * roots.normalise);
+
+    for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
+      float values[N], upstream[N];
+      x.get(values, slot, offset);
+      grad.get(upstream, slot, offset);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float deviation = (values[i] * statistics.factor - statistics.centre) - statistics.correction;
+        values[i] = deviation * roots.normalise;
+      }
+      if (gamma_sum.wanted()) {
+        float products[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) products[i] = upstream[i] * values[i];
+        gamma_sum.add(products, slot, offset);
+      }
+      if (beta_sum.wanted()) beta_sum.add(upstream, slot, offset);
+      if (args.grad_input == nullptr) return;
+      float weight[N];
+      load_parameter<T>(weight, args.gamma, offset);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        // The product is rounded as in the mean, so that a row of one element has a gradient of exactly 0.
+        const float centred = __fmul_rn(upstream[i], weight[i]) - statistics.upstream;
+        upstream[i] = fmaf(-values[i], projection, centred) * roots.gradient[0] * roots.gradient[1];
+      }
+      if (args.grad_sum != nullptr) {
+        float more[N];
+        load_floats(more, static_cast<const T*>(args.grad_sum) + start + offset);
+#pragma unroll
+        for (int i = 0; i < N; ++i) upstream[i] += more[i];
+      }
+      store_floats(static_cast<T*>(args.grad_input) + start + offset, upstream);
+    });
+  }
+  gamma_sum.store();
+  beta_sum.store();
+}
+
+}  // namespace rudnn

@@ -1,0 +1,74 @@
+// Gradients of a norm's parameters: sums over all rows, in an order that depends on the shape alone.
+#pragma once
+
+#include "cuda/row.cuh"
+
+namespace rudnn {
+
+// Where the threads of a row leave the sums over their rows. A row of threads has a partial row of its own, so partials
+// is [rows of threads in the grid, width] float32; null if the sums are not wanted.
+template <class Shape>
+class ParameterSum {
+ public:
+  __device__ __forceinline__ ParameterSum(float* partials, int64_t width) : width_(width) {
+    wanted_ = partials != nullptr;
+    if (!wanted_) return;
+    partial_ = partials + first_row<Shape>() * width;
+    for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
+#pragma unroll
+      for (int i = 0; i < Shape::kVector; ++i) {
+        if (slot != kNotHeld)
+          held_[slot][i] = 0.0f;
+        else
+          partial_[offset + i] = 0.0f;
+      }
+    });
+  }
+
+  __device__ __forceinline__ bool wanted() const { return wanted_; }
+
+  __device__ __forceinline__ void add(const float (&values)[Shape::kVector], int slot, int64_t offset) {
+#pragma unroll
+    for (int i = 0; i < Shape::kVector; ++i) {
+      if (slot != kNotHeld)
+        held_[slot][i] += values[i];
+      else
+        partial_[offset + i] += values[i];
+    }
+  }
+
+  __device__ __forceinline__ void store() {
+    if (!wanted_) return;
+    for_each_vector<Shape>(width_, [&](int slot, int64_t offset) {
+      if (slot == kNotHeld) return;
+#pragma unroll
+      for (int i = 0; i < Shape::kVector; ++i) partial_[offset + i] = held_[slot][i];
+    });
+  }
+
+ private:
+  int64_t width_;
+  bool wanted_;
+  float* partial_;
+  float held_[Shape::kHeld][Shape::kVector];
+};
+
+// sums [width] = partials [count, width] summed over the first axis. A block has kColumns x kShares threads, which
+// share out the rows of kColumns columns.
+template <int kColumns, int kShares>
+__global__ void __launch_bounds__(kColumns* kShares)
+    sum_partials(const float* partials, int64_t count, int64_t width, float* sums) {
+  __shared__ float shares[kShares][kColumns];
+  const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x;
+  float sum = 0.0f;
+  if (column < width)
+    for (int64_t row = threadIdx.y; row < count; row += kShares) sum += partials[row * width + column];
+  shares[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= width) return;
+#pragma unroll
+  for (int share = 1; share < kShares; ++share) sum += shares[share][threadIdx.x];
+  sums[column] = sum;
+}
+
+}  // namespace rudnn

@@ -1,0 +1,77 @@
+// How many threads a launch gives to a row, and how many rows of threads to a grid: from shape, dtype and alignment.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/row.cuh"
+
+namespace rudnn {
+
+struct RowPlan {
+  bool vectors;  // 16-byte accesses, else single elements
+  int threads;   // for a row: a warp, or a block of kNarrowBlock or the kernel's widest
+  int64_t blocks;
+};
+
+constexpr int kNarrowBlock = 256;
+
+// A kernel's share of the register file: bytes of each row that a thread holds, and the largest block this allows.
+template <int held_bytes, int widest_block>
+struct RowBudget {
+  static constexpr int kWidestBlock = widest_block;
+  static constexpr int held(bool vectors) { return held_bytes / (vectors ? 16 : 8); }
+};
+using ForwardBudget = RowBudget<64, 512>;
+using BackwardBudget = RowBudget<32, 512>;  // two rows, and sums for the parameters
+
+// Rows that a warp can hold need no barrier, so more of them are in flight. More blocks than any device runs at once
+// gain nothing: the rest of the rows is strided over. `addresses`: the bits of all pointers to rows and parameters.
+template <class Budget>
+RowPlan plan_rows(int64_t rows, int64_t width, int element_bytes, uintptr_t addresses) {
+  constexpr int64_t kMaxBlocks = 4096;
+  RowPlan plan;
+  plan.vectors = addresses % 16 == 0 && width * element_bytes % 16 == 0;
+  const int64_t vectors = plan.vectors ? width * element_bytes / 16 : width;
+  const int64_t held = Budget::held(plan.vectors);
+  plan.threads = vectors <= kWarpSize * held      ? kWarpSize
+                 : vectors <= kNarrowBlock * held ? kNarrowBlock
+                                                  : Budget::kWidestBlock;
+  const int64_t rows_per_block = plan.threads == kWarpSize ? RowShape<1, kWarpSize, 1>::kRowsPerBlock : 1;
+  plan.blocks = std::min((rows + rows_per_block - 1) / rows_per_block, kMaxBlocks);
+  return plan;
+}
+
+// The same where sums over the rows are wanted. Each row of threads leaves a partial row of float32 for every
+// parameter, so it is given at least 16 rows; a thousand of them keep a device busy.
+template <class Budget>
+RowPlan plan_summed_rows(int64_t rows, int64_t width, int element_bytes, uintptr_t addresses) {
+  constexpr int64_t kLeastRows = 16, kMostRowsOfThreads = 1024;
+  return plan_rows<Budget>(std::clamp((rows + kLeastRows - 1) / kLeastRows, int64_t{1}, kMostRowsOfThreads), width,
+                           element_bytes, addresses);
+}
+
+// Rows of threads in the grid.
+inline int64_t rows_of_threads(const RowPlan& plan) {
+  return plan.blocks * (plan.threads == kWarpSize ? RowShape<1, kWarpSize, 1>::kRowsPerBlock : 1);
+}
+
+// Calls visit(RowShape) with the shape that the plan asks for.
+template <class T, class Budget, class Visit>
+void visit_row_shape(const RowPlan& plan, Visit&& visit) {
+  const auto with_vector = [&](auto vectors) {
+    constexpr int kVector = vectors() ? 16 / sizeof(T) : 1, kHeld = Budget::held(vectors());
+    if (plan.threads == kWarpSize)
+      visit(RowShape<kVector, kWarpSize, kHeld>{});
+    else if (plan.threads == kNarrowBlock)
+      visit(RowShape<kVector, kNarrowBlock, kHeld>{});
+    else
+      visit(RowShape<kVector, Budget::kWidestBlock, kHeld>{});
+  };
+  if (plan.vectors)
+    with_vector(std::true_type{});
+  else
+    with_vector(std::false_type{});
+}
+
+}  // namespace rudnn
