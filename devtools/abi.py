@@ -14,12 +14,19 @@ _LIBRARIES = re.compile(
     r"|lib(c|m|pthread|dl|rt)\.so\.\d+"
     r"|libstdc\+\+\.so\.6|libgcc_s\.so\.1|ld-linux-[\w-]+\.so\.\d+"
 )
+# The driver and whatever else a CUDA kernel could need is reached through the run time, which PyTorch loads.
+_CUDA_LIBRARIES = re.compile(r"libcudart\.so\.13")
 # Torch's stable ABI is plain C; Python's is checked on its own. Weak symbols may stay undefined.
 _STABLE_SYMBOL = re.compile(r"(aoti_torch_|torch_|Py|_Py)\w+")
 
 
-def violations(library: Path) -> list[str]:
-    """Returns what breaks a promise, one line each; empty if the library keeps them all."""
+def violations(library: Path, *, cuda: bool = False) -> list[str]:
+    """Returns what breaks a promise, one line each; empty if the library keeps them all.
+
+    Args:
+        library: The extension.
+        cuda: Whether it is built for CUDA and may need the CUDA run time.
+    """
     object_file = kernel_abi_check.ObjectFile(library)
     found = [
         f"{symbol.name} of {symbol.dep} is newer than {MANYLINUX}: {symbol.version}"
@@ -33,11 +40,15 @@ def violations(library: Path) -> list[str]:
         for symbol in _undefined_symbols(library)
         if not _STABLE_SYMBOL.fullmatch(symbol)
     ]
+    needed = _needed_libraries(library)
+    allowed = "torch, the CUDA run time and the C and C++ libraries" if cuda else "torch and the C and C++ libraries"
     found += [
-        f"{needed} is needed, but a kernel may need only torch and the C and C++ libraries"
-        for needed in _needed_libraries(library)
-        if not _LIBRARIES.fullmatch(needed)
+        f"{name} is needed, but a kernel may need only {allowed}"
+        for name in needed
+        if not _LIBRARIES.fullmatch(name) and not (cuda and _CUDA_LIBRARIES.fullmatch(name))
     ]
+    if "libtorch.so" not in needed:
+        found.append("libtorch.so is not needed, but it is what loads PyTorch's part for the device")
     return found
 
 

@@ -9,13 +9,21 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from devtools import cuda
 from devtools.errors import Failure
 from devtools.families import Component
 from devtools.ninja import NinjaFile
-from devtools.project import CACHE, VENV
+from devtools.project import CACHE, ROOT, VENV, relative
 from devtools.variant import COMPATIBILITY, CXX_FLAGS, EXPORTS, INCLUDE, LINK_FLAGS, Variant
+from simt import toolchain
 
 BUILD_FILE = CACHE / "build.ninja"
+
+ENGINE = CACHE / "objects" / "simt" / "libsimt.so"
+"""The engine of the SIMT bench, which every variant for the bench loads from here."""
+
+# What ptxas -v tells, which is for the file beside the object and not for the terminal.
+_PTXAS_TOLD = r"^ptxas info|^ +[0-9]+ bytes stack frame|^$$"
 
 
 def torch_directory() -> Path:
@@ -28,61 +36,196 @@ def torch_directory() -> Path:
 
 def write_build_file(variants: Sequence[Variant]) -> None:
     """Writes the build.ninja that holds every variant."""
-    torch = torch_directory()
     file = NinjaFile()
+    _add_rules(file)
+    _compile(file, COMPATIBILITY, _compatibility_object(), CXX_FLAGS)
+    if any(variant.profile.bench for variant in variants):
+        _add_engine(file)
+    for variant in variants:
+        _add_variant(file, variant)
+    file.save(BUILD_FILE)
+
+
+def _add_rules(file: NinjaFile) -> None:
     file.rule(
         "compile",
-        "g++ $flags -MMD -MF $out.d -c $in -o $out",
+        f"{toolchain.COMPILER} $flags -MMD -MF $out.d -c $in -o $out",
         description="compile $name",
         depfile="$out.d",
         deps="gcc",
     )
-    # The torch libraries stay needed even where nothing refers to them: libtorch brings in what a CUDA build needs.
-    libraries = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--as-needed"]
-    searched = _command([f"-L{torch / 'lib'}", *libraries])
-    file.rule("link", f"g++ $flags $in {searched} -o $out", description="link $name")
+    file.rule("link", f"{toolchain.COMPILER} $flags $in $libraries -o $out", description="link $name")
+    # The compiler's output is shown in full if it fails, else without the lines that are wanted in the file.
+    file.rule(
+        "compile_cuda",
+        f"{toolchain.nvcc() or 'nvcc'} $flags -MMD -MF $out.d -MT $out -c $in -o $out 2> $out.ptxas && "
+        f"{{ grep -Ev '{_PTXAS_TOLD}' $out.ptxas || true; }} || {{ cat $out.ptxas; exit 1; }}",
+        description="compile $name",
+        depfile="$out.d",
+        deps="gcc",
+    )
+    file.rule(
+        "translate_metal",
+        f"cd {_command([str(ROOT)])} && {_command([sys.executable])} -m simt.metal.prepass $in $out",
+        description="translate $name",
+    )
 
-    compatibility = CACHE / "objects" / "manylinux.o"
-    flags = _command(CXX_FLAGS)
-    file.build(compatibility, "compile", [COMPATIBILITY], variables={"flags": flags, "name": COMPATIBILITY.name})
-    for variant in variants:
-        _add_variant(file, variant, torch, compatibility)
-    file.save(BUILD_FILE)
 
-
-def _add_variant(file: NinjaFile, variant: Variant, torch: Path, compatibility: Path) -> None:
-    family, profile = variant.family, variant.profile
+def _add_engine(file: NinjaFile) -> None:
     objects = []
-    for component in family.components_of(profile.backend):
-        flags = _command(_compile_flags(variant, component, torch))
-        for unit in component.units:
-            output = (variant.objects / unit).with_suffix(".o")
-            label = {"flags": flags, "name": f"{family.title}/{unit} ({profile.name})"}
-            file.build(output, "compile", [family.directory / unit], variables=label)
-            objects.append(output)
+    for source in toolchain.ENGINE_SOURCES:
+        objects.append(ENGINE.parent / f"{source.name}.o")
+        _compile(file, source, objects[-1], toolchain.ENGINE)
+    _link(file, objects, ENGINE, ["-shared"], toolchain.ENGINE_LIBRARIES, relative(ENGINE))
+
+
+def _add_variant(file: NinjaFile, variant: Variant) -> None:
+    profile = variant.profile
+    objects = [
+        _add_unit(file, variant, component, unit)
+        for component in variant.components
+        for unit in component.units
+        if not (profile.bench and unit.endswith(".mm"))
+    ]
+    # The torch libraries stay needed even where nothing refers to them: libtorch brings in what a CUDA build needs.
+    libraries = [f"-L{torch_directory() / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
+    libraries.append("-Wl,--as-needed")
+    implicit = [EXPORTS]
     if profile.portable:
-        objects.append(compatibility)
-    flags = _command([*LINK_FLAGS, f"-Wl,--version-script={EXPORTS}", *profile.link_flags])
-    label = {"flags": flags, "name": f"{family.title} ({profile.name})"}
-    file.build(variant.library, "link", objects, implicit=[EXPORTS], variables=label)
+        objects.append(_compatibility_object())
+    if profile.architectures:
+        home = toolchain.cuda_home()
+        libraries += [f"-L{home}/lib64", f"-L{home}/lib", f"-l:libcudart.so.{toolchain.CUDA_MAJOR}"]
+    if profile.bench:
+        libraries += toolchain.engine_link_flags(ENGINE)
+        implicit.append(ENGINE)
+        if profile.backend == "metal":
+            objects.append(_add_metal_pipeline(file, variant))
+    flags = [*LINK_FLAGS, f"-Wl,--version-script={EXPORTS}", *profile.link_flags]
+    name = f"{variant.family.title} ({profile.name})"
+    _link(file, objects, variant.library, flags, libraries, name, implicit)
 
 
-def _compile_flags(variant: Variant, component: Component, torch: Path) -> list[str]:
-    major, minor = variant.abi
+def _add_metal_pipeline(file: NinjaFile, variant: Variant) -> Path:
+    """Adds what takes the place of pipeline.mm on the bench, one object for all families."""
+    output = CACHE / "objects" / variant.profile.host / f"{toolchain.METAL_PIPELINE.name}.o"
+    _compile(file, toolchain.METAL_PIPELINE, output, toolchain.HOST)
+    return output
+
+
+def _add_unit(file: NinjaFile, variant: Variant, component: Component, unit: str) -> Path:
+    """Adds the edges of one source, and returns its object file."""
+    add = {".cu": _add_cuda, ".metal": _add_shader}.get(Path(unit).suffix, _add_host)
+    return add(file, variant, component, unit)
+
+
+def _add_host(file: NinjaFile, variant: Variant, component: Component, unit: str) -> Path:
+    source = variant.family.directory / unit
+    output = variant.host_objects / f"{unit}.o"
+    flags = _host_flags(variant, component, source)
+    _compile(file, source, output, flags, _name(variant, unit, variant.profile.host))
+    return output
+
+
+def _add_cuda(file: NinjaFile, variant: Variant, component: Component, unit: str) -> Path:
+    source = variant.family.directory / unit
+    output = variant.objects / f"{unit}.o"
+    name = _name(variant, unit, variant.profile.name)
+    if variant.profile.bench:
+        flags = [*_kernel_flags(variant, component), *_torch_flags(variant), "-x", "c++"]
+        _compile(file, source, output, flags, name)
+    else:
+        variables = {"flags": _command(_nvcc_flags(variant, component)), "name": name}
+        told = output.with_name(f"{output.name}.ptxas")
+        file.build(output, "compile_cuda", [source], also=[told], variables=variables)
+    return output
+
+
+def _add_shader(file: NinjaFile, variant: Variant, component: Component, unit: str) -> Path:
+    source = variant.family.directory / unit
+    translated = variant.host_objects / f"{unit}.cpp"
+    variables = {"name": _name(variant, unit, variant.profile.host)}
+    file.build(translated, "translate_metal", [source], implicit=toolchain.PREPASS_SOURCES, variables=variables)
+    output = variant.objects / f"{unit}.o"
+    # Its neighbours are included by their bare names, and the translation lies elsewhere.
+    flags = [*_kernel_flags(variant, component), *toolchain.SHADER, "-iquote", str(source.parent)]
+    _compile(file, translated, output, flags, _name(variant, unit, variant.profile.name))
+    return output
+
+
+def _name(variant: Variant, unit: str, profile: str) -> str:
+    return f"{variant.family.title}/{unit} ({profile})"
+
+
+def _host_flags(variant: Variant, component: Component, source: Path) -> list[str]:
     flags = [
-        *CXX_FLAGS,
-        f"-D{variant.profile.backend.upper()}_KERNEL",
-        f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#018x}",
+        *_include_flags(variant, component),
+        *(toolchain.HOST if variant.profile.bench else CXX_FLAGS),
+        *_torch_flags(variant),
         "-DPy_LIMITED_API=0x03090000",
-        *(f"-I{variant.family.directory / path}" for path in component.include),
-        "-isystem",
-        str(torch / "include"),
     ]
     if component.backend is None:
-        # Only here, since the name changes with every edit and would compile everything again.
-        flags.append(f"-DTORCH_EXTENSION_NAME={variant.id}")
         flags += [f"-I{INCLUDE}", "-isystem", sysconfig.get_path("include")]
+        if "TORCH_EXTENSION_NAME" in source.read_text(errors="replace"):
+            # Only there, since the name changes with every edit and would compile everything again.
+            flags.append(f"-DTORCH_EXTENSION_NAME={variant.id}")
     return [*flags, *component.flags, *variant.profile.compile_flags]
+
+
+def _kernel_flags(variant: Variant, component: Component) -> list[str]:
+    """Returns the flags for device code on the bench."""
+    mode = toolchain.CHECKED if variant.profile.checked else toolchain.FAST
+    return [*_include_flags(variant, component), *toolchain.KERNEL, *component.flags, *mode]
+
+
+def _nvcc_flags(variant: Variant, component: Component) -> list[str]:
+    return [
+        *cuda.NVCC_FLAGS,
+        *cuda.generate_code(variant.architectures_of(component)),
+        *_include_flags(variant, component),
+        *_torch_flags(variant),
+        *component.cuda_flags,
+        *variant.profile.compile_flags,
+    ]
+
+
+def _include_flags(variant: Variant, component: Component) -> list[str]:
+    return [f"-I{variant.family.directory / path}" for path in component.include]
+
+
+def _torch_flags(variant: Variant) -> list[str]:
+    """Returns what code that includes PyTorch's headers needs, and that of the backend."""
+    profile = variant.profile
+    headers = torch_directory() / "include"
+    flags = [f"-D{profile.backend.upper()}_KERNEL", "-isystem", str(headers)]
+    if profile.stable_abi:
+        major, minor = variant.abi
+        flags.append(f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#018x}")
+    else:
+        flags += ["-isystem", str(headers / "torch/csrc/api/include")]
+    return flags + (toolchain.cuda_flags() if profile.backend == "cuda" else [])
+
+
+def _compile(file: NinjaFile, source: Path, output: Path, flags: Sequence[str], name: str = "") -> None:
+    variables = {"flags": _command(flags), "name": name or relative(source)}
+    file.build(output, "compile", [source], variables=variables)
+
+
+def _link(
+    file: NinjaFile,
+    objects: Sequence[Path],
+    output: Path,
+    flags: Sequence[str],
+    libraries: Sequence[str],
+    name: str,
+    implicit: Sequence[Path] = (),
+) -> None:
+    variables = {"flags": _command(flags), "libraries": _command(libraries), "name": name}
+    file.build(output, "link", objects, implicit=implicit, variables=variables)
+
+
+def _compatibility_object() -> Path:
+    return CACHE / "objects" / "manylinux.o"
 
 
 def run(variants: Sequence[Variant]) -> None:

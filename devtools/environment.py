@@ -16,11 +16,13 @@ from pathlib import Path
 from devtools.errors import Failure
 from devtools.locking import exclusive
 from devtools.project import CACHE, ROOT, VENV
+from simt import toolchain
 
 MINIMUM_COMPILER = 11
 BUILD_SPACE = 500 << 20
 # With the CPU build of torch. A CUDA build needs twice as much, and only pip finds out which one it gets.
 INSTALL_SPACE = 4 << 30
+CUDA_SPACE = 1 << 30
 
 # Every other package that those in requirements.txt bring along, which names this file.
 CONSTRAINTS = "requirements-constraints.txt"
@@ -29,18 +31,22 @@ REQUIREMENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("requirements.txt", ()),
     ("requirements-models.txt", ("--no-deps",)),
 )
+# A CUDA compiler, for a machine without one.
+CUDA_REQUIREMENTS = "requirements-cuda.txt"
 
 _PYTHON = VENV / "bin" / "python"
 _STAMP = VENV / "requirements.sha256"
+_CUDA_STAMP = VENV / "requirements-cuda.sha256"
 _UNFINISHED = VENV / "unfinished"
 _PROBE = "#include <sstream>\nint probe() { return 0; }\n"
 
 
-def ensure(argv: list[str]) -> None:
+def ensure(argv: list[str], *, cuda: bool = False) -> None:
     """Returns only inside an environment that is complete; elsewhere it makes one and starts the command again in it.
 
     Args:
         argv: The arguments of this command.
+        cuda: Whether the command needs a CUDA compiler, which is installed if the machine has none.
 
     Raises:
         Failure: A tool is missing or too old, the disk is full, or the installation failed.
@@ -48,10 +54,12 @@ def ensure(argv: list[str]) -> None:
     check_git()
     check_compiler()
     check_space(BUILD_SPACE, "a build")
-    if not _complete():
+    if not _complete(cuda):
         with exclusive("installing the environment"):
-            if not _complete():
+            if not _complete(cuda=False):
                 _install()
+            if not _complete(cuda):
+                _install_cuda()
     elif Path(sys.prefix).resolve() == VENV.resolve():
         return
     sys.stdout.flush()
@@ -113,13 +121,25 @@ def requirements_digest() -> str:
     return digest.hexdigest()
 
 
-def _complete() -> bool:
-    return (
-        _STAMP.is_file()
-        and not _UNFINISHED.exists()
-        and os.access(_PYTHON, os.X_OK)
-        and _STAMP.read_text() == requirements_digest()
-    )
+def cuda_requirements_digest() -> str:
+    """Returns what identifies the pinned CUDA compiler."""
+    return hashlib.sha256((ROOT / CUDA_REQUIREMENTS).read_bytes()).hexdigest()
+
+
+def _complete(cuda: bool) -> bool:
+    if _UNFINISHED.exists() or not os.access(_PYTHON, os.X_OK) or not _holds(_STAMP, requirements_digest()):
+        return False
+    return not cuda or _machine_has_cuda() or _holds(_CUDA_STAMP, cuda_requirements_digest())
+
+
+def _holds(stamp: Path, digest: str) -> bool:
+    return stamp.is_file() and stamp.read_text() == digest
+
+
+def _machine_has_cuda() -> bool:
+    """Returns whether there is a toolkit outside the virtual environment, where packages hold parts of one."""
+    home = toolchain.cuda_home()
+    return home is not None and not home.resolve().is_relative_to(VENV.resolve()) and toolchain.nvcc() is not None
 
 
 def _install() -> None:
@@ -138,6 +158,14 @@ def _install() -> None:
         install([str(_PYTHON), "-m", "pip", "install", *options, "-r", str(ROOT / name)])
     _UNFINISHED.unlink()
     _STAMP.write_text(requirements_digest())
+
+
+def _install_cuda() -> None:
+    check_space(CUDA_SPACE, "the CUDA compiler")
+    print(f"dev: no CUDA {toolchain.CUDA_MAJOR} toolkit was found, installing {CUDA_REQUIREMENTS}", flush=True)
+    _CUDA_STAMP.unlink(missing_ok=True)
+    install([str(_PYTHON), "-m", "pip", "install", "--no-deps", "-r", str(ROOT / CUDA_REQUIREMENTS)])
+    _CUDA_STAMP.write_text(cuda_requirements_digest())
 
 
 def install(command: list[str]) -> None:

@@ -1,5 +1,6 @@
 """The operator families, as their build.toml files describe them. Standard library only."""
 
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,11 +22,18 @@ class Component:
     """Everything listed, headers too: what is not listed does not exist for a release build."""
     include: tuple[str, ...]
     flags: tuple[str, ...]
+    """For C++."""
+    cuda_flags: tuple[str, ...] = ()
+    """For nvcc."""
+    cuda_capabilities: tuple[str, ...] = ()
+    """What the section can be compiled for, such as 9.0a; empty if for everything."""
+    cuda_minimum: tuple[int, int] = (0, 0)
+    """The CUDA version below which the section is left out."""
 
     @property
     def units(self) -> list[str]:
         """The sources that are compiled on their own."""
-        return [source for source in self.sources if source.endswith((".cpp", ".cc"))]
+        return [source for source in self.sources if source.endswith((".cpp", ".cc", ".cu", ".metal", ".mm"))]
 
 
 @dataclass(frozen=True)
@@ -71,9 +79,17 @@ class Family:
                 sources=tuple(section.get("src", ())),
                 include=tuple(section.get("include", ())),
                 flags=tuple(section.get("cxx-flags", ())),
+                cuda_flags=tuple(section.get("cuda-flags", ())),
+                cuda_capabilities=tuple(section.get("cuda-capabilities", ())),
+                cuda_minimum=_version(section.get("cuda-minver", "0")),
             )
             for backend, section in sections
         ]
+
+    @property
+    def backends(self) -> set[str]:
+        """The backends for which there are sources."""
+        return {component.backend for component in self.components if component.backend is not None}
 
     def components_of(self, backend: str) -> list[Component]:
         """Returns the sections that a backend compiles."""
@@ -89,6 +105,12 @@ class Family:
         """The Python files that every variant carries, in a fixed order."""
         files = (path for suffix in ("*.py", "*.pyi") for path in self.package.rglob(suffix))
         return sorted(path for path in files if path != self.package / "_ops.py")
+
+
+def _version(text: Any) -> tuple[int, int]:
+    """Returns major and minor of a dotted version; what is none is for `configuration.validate` to refuse."""
+    match = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:\.\d+)*", str(text))
+    return (int(match[1]), int(match[2] or 0)) if match else (0, 0)
 
 
 def load(directory: Path) -> Family:

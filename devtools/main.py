@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     arguments.rest = argv[end + 1 :]
     try:
         if arguments.command.NEEDS_ENVIRONMENT:
-            environment.ensure(argv)
+            environment.ensure(argv, cuda=_needs_cuda(arguments))
         return int(arguments.command.run(arguments))
     except Failure as failure:
         print(f"dev: error: {failure}", file=sys.stderr)
@@ -63,3 +63,8 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("dev: interrupted", file=sys.stderr)
         return 130
+
+
+def _needs_cuda(arguments: argparse.Namespace) -> bool:
+    needs_cuda = getattr(arguments.command, "needs_cuda", None)
+    return needs_cuda is not None and bool(needs_cuda(arguments))

@@ -1,18 +1,22 @@
 """A variant: one family built for one profile, laid out as kernel-builder lays it out and as `kernels` loads it."""
 
 import hashlib
+import importlib.metadata
 import json
 import platform
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from devtools import cuda
 from devtools.configuration import rust
+from devtools.cuda import NVCC_FLAGS
 from devtools.errors import Failure
-from devtools.families import Family
+from devtools.families import Component, Family
 from devtools.project import CACHE, ROOT, relative
+from simt import toolchain
 
 # -fno-gnu-unique: a function's static variable must not be shared with another kernel that has a function of that name.
 # -Wno-maybe-uninitialized: up to version 12, GCC's own AVX-512 intrinsics set it off wherever they are used.
@@ -55,11 +59,45 @@ class Profile:
 
     name: str
     backend: str
+    """Whose sections of build.toml are compiled."""
     directory: str
     compile_flags: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = ()
     portable: bool = True
-    """Whether the result must meet the ABI that the Hub asks for; a sanitizer's runtime does not."""
+    """Whether the result must meet the ABI that the Hub asks for; a sanitizer's runtime and the bench do not."""
+    architectures: tuple[str, ...] = ()
+    """Of CUDA devices."""
+    bench: bool = False
+    """Whether the backend's sources are compiled for the SIMT bench, which registers them for CPU tensors."""
+    checked: bool = False
+    """Whether the bench looks at every access."""
+
+    @property
+    def system(self) -> str:
+        """The part of a variant's name that says what it runs on."""
+        if self.backend == "cuda" and not self.bench:
+            return "cu{}{}".format(*toolchain.cuda_version())
+        return "cpu"
+
+    @property
+    def device(self) -> str:
+        """The backend as the metadata names it: for whose tensors the operators are registered."""
+        return "cpu" if self.bench else self.backend
+
+    @property
+    def stable_abi(self) -> bool:
+        """Whether PyTorch's stable ABI is used; it has no command queue of Metal."""
+        return self.backend != "metal"
+
+    @property
+    def host(self) -> str:
+        """Names the objects of host code, which a fast and a checked bench build share."""
+        return f"simt-{self.backend}" if self.bench else self.name
+
+    @property
+    def label(self) -> str:
+        """The part of a variant's id between the kernel's name and the digest."""
+        return f"simt_{self.backend}" if self.bench else self.backend
 
 
 CPU = Profile("cpu", backend="cpu", directory="build")
@@ -72,7 +110,35 @@ CPU_SANITIZED = Profile(
     link_flags=SANITIZERS,
     portable=False,
 )
-PROFILES = (CPU, CPU_SANITIZED)
+# What needs libtorch_cuda is bound when it is called, so that a CPU build of PyTorch can load the library too.
+CUDA = Profile(
+    "cuda",
+    backend="cuda",
+    directory="build",
+    compile_flags=("-DUSE_CUDA=1",),
+    link_flags=("-Wl,-z,lazy",),
+    architectures=cuda.ARCHITECTURES,
+)
+CUDA_RELEASE = replace(CUDA, name="cuda-release", architectures=cuda.ALL_ARCHITECTURES)
+BENCH = tuple(
+    Profile(
+        f"simt-{backend}{suffix}",
+        backend=backend,
+        directory=f"build-simt/{backend}{suffix}",
+        portable=False,
+        bench=True,
+        checked=bool(suffix),
+    )
+    for backend in ("cuda", "metal")
+    for suffix in ("", "-checked")
+)
+PROFILES = (CPU, CPU_SANITIZED, CUDA, CUDA_RELEASE, *BENCH)
+
+
+def torch_version() -> tuple[int, int]:
+    """Returns the release of the installed PyTorch, without the second or two that importing it takes."""
+    major, minor = importlib.metadata.version("torch").split(".")[:2]
+    return int(major), int(minor)
 
 
 @dataclass(frozen=True)
@@ -82,9 +148,17 @@ class Variant:
     family: Family
     profile: Profile
 
+    @cached_property
+    def components(self) -> list[Component]:
+        """The sections of build.toml that are compiled, `[torch]` first."""
+        components = self.family.components_of(self.profile.backend)
+        return [component for component in components if component.cuda_minimum <= toolchain.cuda_version()]
+
     @property
     def abi(self) -> tuple[int, int]:
-        """The release of PyTorch whose stable ABI the variant is built for."""
+        """The release of PyTorch for whose ABI the variant is built."""
+        if not self.profile.stable_abi:
+            return torch_version()
         version = self.family.config["torch"].get("stable-abi", {}).get(self.profile.backend)
         if version is None:
             raise Failure(
@@ -98,7 +172,29 @@ class Variant:
     def name(self) -> str:
         """The variant's directory name, by which the loader chooses."""
         major, minor = self.abi
-        return f"torch-stable-abi{major}{minor}-{self.profile.backend}-{platform.machine()}-linux"
+        framework = f"torch-stable-abi{major}{minor}" if self.profile.stable_abi else f"torch{major}{minor}-cxx11"
+        return f"{framework}-{self.profile.system}-{platform.machine()}-linux"
+
+    @property
+    def architectures(self) -> list[str]:
+        """The CUDA architectures that some section is compiled for, in kernel-builder's order."""
+        sections = (component for component in self.components if component.backend is not None)
+        return sorted({each for component in sections for each in self.architectures_of(component)})
+
+    def architectures_of(self, component: Component) -> list[str]:
+        """Returns the CUDA architectures that one section is compiled for.
+
+        Raises:
+            Failure: It can be compiled for none of those wanted.
+        """
+        chosen = cuda.restricted(self.profile.architectures, component.cuda_capabilities)
+        if self.profile.architectures and not chosen:
+            raise Failure(
+                f"{relative(self.family.directory)}/build.toml gives the cuda-capabilities "
+                f"{', '.join(component.cuda_capabilities)}, none of which runs on "
+                f"{', '.join(self.profile.architectures)}"
+            )
+        return chosen
 
     @property
     def directory(self) -> Path:
@@ -111,6 +207,11 @@ class Variant:
         return CACHE / "objects" / self.profile.name / self.family.title
 
     @property
+    def host_objects(self) -> Path:
+        """Where the object files of host code lie."""
+        return CACHE / "objects" / self.profile.host / self.family.title
+
+    @property
     def library(self) -> Path:
         """The linked extension, before it is published."""
         return self.objects / f"{self.family.python_name}.abi3.so"
@@ -120,17 +221,19 @@ class Variant:
         """Names the extension module and the operators' namespace: another source or flag, another id.
 
         `kernels` keeps loaded modules by this name and PyTorch operators by this namespace, so two versions of a
-        kernel can live in one process only if it differs.
+        kernel can live in one process only if it differs. A fast and a checked bench build never do, and have one id.
         """
         family = self.family
-        digest = hashlib.sha256(repr((self.profile, CXX_FLAGS, LINK_FLAGS)).encode())
-        listed = {source for part in family.components_of(self.profile.backend) for source in part.sources}
+        alike = [profile for profile in PROFILES if profile.host == self.profile.host]
+        compiler = (NVCC_FLAGS, toolchain.cuda_version()) if self.profile.architectures else ()
+        digest = hashlib.sha256(repr((alike, CXX_FLAGS, LINK_FLAGS, *compiler)).encode())
+        listed = {source for part in self.components for source in part.sources}
         files = {family.directory / source for source in listed} | set(family.package_files)
         files |= {family.directory / "build.toml", COMPATIBILITY, EXPORTS, *INCLUDE.iterdir()}
         for path in sorted(files):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
-        return f"_{family.python_name}_{self.profile.backend}_{digest.hexdigest()[:7]}"
+        return f"_{family.python_name}_{self.profile.label}_{digest.hexdigest()[:7]}"
 
     def is_current(self) -> bool:
         """Whether the published variant is intact and what a build would publish now."""
@@ -171,15 +274,15 @@ class Variant:
 
     def _write_metadata(self, directory: Path) -> None:
         general = self.family.config["general"]
-        backend = self.profile.backend
+        device = self.profile.device
         digest = rust().Digest.hash_variant(rust().DigestAlgorithm.SHA256, directory)
         metadata = {
             "id": self.id,
             "name": self.family.name,
             "version": general["version"],
             "license": general["license"],
-            "python-depends": [*general.get("python-depends", ()), *general.get(backend, {}).get("python-depends", ())],
-            "backend": {"type": backend},
+            "python-depends": [*general.get("python-depends", ()), *general.get(device, {}).get("python-depends", ())],
+            "backend": {"type": device} | ({"archs": self.architectures} if self.profile.architectures else {}),
             "digest": {"algorithm": str(digest.algorithm), "files": digest.files},
         }
         path = directory / "metadata.json"
@@ -190,6 +293,7 @@ class Variant:
             raise Failure(f"the metadata written for {self.family.title} is not valid: {error}") from None
 
     def _stale(self) -> list[Path]:
-        same_backend = re.compile(rf"torch.*-{self.profile.backend}(-.*)?")
+        system = r"cu\d+" if self.profile.system.startswith("cu") else self.profile.system
+        same_system = re.compile(rf"torch.*-{system}(-.*)?")
         directory = self.directory.parent
-        return [path for path in directory.iterdir() if same_backend.fullmatch(path.name) and path != self.directory]
+        return [path for path in directory.iterdir() if same_system.fullmatch(path.name) and path != self.directory]

@@ -3,24 +3,36 @@
 import importlib.util
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+COMPILER = "g++"
 # Frame pointers and real calls let an error name the lines that led to it. addr2line of Debian 12 mistakes the files of
 # DWARF 5 tables whose lines come from #line directives.
-COMMON = ["g++", "-std=c++17", "-fPIC", "-g1", "-gdwarf-4", "-Wall"]
+COMMON = ["-std=c++17", "-fPIC", "-g1", "-gdwarf-4", "-Wall", "-fvisibility=hidden"]
 COMMON += ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"]
+ENGINE = [*COMMON, "-O2", "-Wextra"]
+# Host code around kernels that no checker looks into, the same for both kinds of build.
+HOST = [*COMMON, "-O1", "-DRUDNN_SIMT", f"-I{ROOT}"]
 # Kernels reinterpret vectors as elements; pragmas are nvcc's; guards of statics would need hooks for atomics.
-KERNEL = [*COMMON, "-DRUDNN_SIMT", "-fvisibility=hidden", "-fno-strict-aliasing", "-fno-threadsafe-statics"]
+KERNEL = [*COMMON, "-DRUDNN_SIMT", "-fno-strict-aliasing", "-fno-threadsafe-statics"]
 KERNEL += ["-ffp-contract=off", "-Wno-unknown-pragmas", f"-I{ROOT}"]
+SHADER = [f"-I{ROOT / 'simt/metal/include'}", "-D__METAL_VERSION__=400"]
 FAST = ["-O2"] + (["-march=x86-64-v3"] if platform.machine() == "x86_64" else [])
 CHECKED = ["-O1", "-fsanitize=thread,alignment,bounds,shift,integer-divide-by-zero"]
 CHECKED += ["--param=tsan-instrument-func-entry-exit=0"]
 
-NO_CUDA = "nvcc and its headers were not found: set CUDA_HOME, or install a CUDA toolkit or its wheels"
+ENGINE_SOURCES = sorted((ROOT / "simt/engine").glob("*.cpp"))
+ENGINE_LIBRARIES = ["-ldl"]
+PREPASS_SOURCES = sorted((ROOT / "simt/metal").glob("*.py"))
+METAL_PIPELINE = ROOT / "simt/metal/pipeline.cpp"  # goes with every library that holds shaders
+
+CUDA_MAJOR = 13
+NO_CUDA = f"nvcc and its headers were not found: set CUDA_HOME, or install a CUDA {CUDA_MAJOR} toolkit or its wheels"
 
 
 def cuda_home() -> Path | None:
@@ -28,11 +40,25 @@ def cuda_home() -> Path | None:
     candidates: list[str | Path | None] = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
     wheels = importlib.util.find_spec("nvidia")
     if wheels:
-        candidates += [Path(folder) / "cu13" for folder in wheels.submodule_search_locations or []]
-    for candidate in candidates:
-        if candidate and (Path(candidate) / "include/cuda_fp16.h").exists():
-            return Path(candidate)
-    return None
+        candidates += [Path(folder) / f"cu{CUDA_MAJOR}" for folder in wheels.submodule_search_locations or []]
+    homes = (Path(candidate) for candidate in candidates if candidate)
+    return next((home for home in homes if _version(home)[0] == CUDA_MAJOR), None)
+
+
+def cuda_version() -> tuple[int, int]:
+    """Returns the version of the CUDA headers that `cuda_home` found, such as (13, 0)."""
+    home = cuda_home()
+    return _version(home) if home else (0, 0)
+
+
+def _version(home: Path) -> tuple[int, int]:
+    """Returns what a toolkit's headers say, and (0, 0) where there are none."""
+    header = home / "include/cuda_runtime_api.h"
+    if not header.is_file() or not (home / "include/cuda_fp16.h").is_file():
+        return 0, 0
+    found = re.search(r"define\s+CUDART_VERSION\s+(\d+)", header.read_text(errors="replace"))
+    version = int(found[1]) if found else 0
+    return version // 1000, version % 1000 // 10
 
 
 def nvcc() -> str | None:
@@ -41,26 +67,29 @@ def nvcc() -> str | None:
     return shutil.which("nvcc", path=str(home / "bin") if home else None) or shutil.which("nvcc")
 
 
+def cuda_flags() -> list[str]:
+    """Returns what lets host code find the CUDA headers; without them, nothing."""
+    home = cuda_home()
+    return ["-isystem", str(home / "include")] if home else []
+
+
 def engine_command(library: Path) -> list[str]:
     """Returns what builds the engine as a shared library."""
-    sources = sorted(str(source) for source in (ROOT / "simt/engine").glob("*.cpp"))
-    return [*COMMON, "-O2", "-Wextra", "-fvisibility=hidden", "-shared", *sources, "-o", str(library), "-ldl"]
+    return [COMPILER, *ENGINE, "-shared", *map(str, ENGINE_SOURCES), "-o", str(library), *ENGINE_LIBRARIES]
 
 
 def compile_command(source: Path, output: Path, *, checked: bool, shader: bool = False) -> list[str]:
     """Returns what compiles one .cu, launcher or, after the pre-pass, shader for the bench."""
-    home = cuda_home()
-    dialect = [f"-isystem{home / 'include'}"] if home else []
-    if shader:
-        dialect = [f"-I{ROOT / 'simt/metal/include'}", "-D__METAL_VERSION__=400"]
     mode = CHECKED if checked else FAST
-    return [*KERNEL, *mode, *dialect, "-x", "c++", "-c", str(source), "-o", str(output)]
+    dialect = SHADER if shader else cuda_flags()
+    return [COMPILER, *KERNEL, *mode, *dialect, "-x", "c++", "-c", str(source), "-o", str(output)]
 
 
-METAL_PIPELINE = ROOT / "simt/metal/pipeline.cpp"  # goes with every library that holds shaders
+def engine_link_flags(engine: Path) -> list[str]:
+    """Returns what links a library to the engine, which also provides the functions that the sanitizers call."""
+    return [str(engine), f"-Wl,-rpath,{engine.resolve().parent}"]
 
 
 def link_command(objects: Iterable[Path], library: Path, engine: Path) -> list[str]:
-    """Returns what links kernels to the engine, which also provides the functions that the sanitizers call."""
-    rpath = f"-Wl,-rpath,{engine.resolve().parent}"
-    return ["g++", "-shared", *map(str, objects), str(engine), rpath, "-o", str(library)]
+    """Returns what links kernels to the engine."""
+    return [COMPILER, "-shared", *map(str, objects), *engine_link_flags(engine), "-o", str(library)]
