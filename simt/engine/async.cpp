@@ -154,8 +154,8 @@ void start_async_block() {
 bool deliver_bulk_copy() {
   if (bulk_copies.empty()) return false;
   size_t next = 0;
-  if (options().order == Order::reverse) next = bulk_copies.size() - 1;
-  if (options().order == Order::random) next = random_number() % bulk_copies.size();
+  if (order == Order::reverse) next = bulk_copies.size() - 1;
+  if (order == Order::random) next = random_number() % bulk_copies.size();
   const BulkCopy copy = bulk_copies[next];
   bulk_copies.erase(bulk_copies.begin() + next);
   memcpy(copy.target, copy.source, copy.bytes);

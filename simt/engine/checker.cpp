@@ -4,13 +4,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <memory>
+#include <map>
 
 #include "state.h"
 
 namespace simt {
 
-namespace {
+std::vector<Memory> buffers;
 
 // When and by whom a byte was touched. `epoch` counts full barriers over all blocks, so it also tells the block.
 struct Stamp {
@@ -31,27 +31,11 @@ struct Cell {
   Readers readers;    // all since the last write, in the epoch of the last read
 };
 
-enum Space { kShared, kGlobal };
-
-// The shared memory of a block, static or dynamic, or a registered buffer.
-struct Memory : Range {
-  std::string name;
-  Space space;
-  Access access;
-  std::unique_ptr<Cell[], decltype(&free)> cells{nullptr, &free};  // none for inputs
-
-  void cover(char* from, char* to) {
-    if (from == begin && to == end) return;
-    begin = from;
-    end = to;
-    // calloc leaves large blocks unmapped until they are touched, and a zero cell is one that was never used.
-    if (access != Access::input) cells.reset(static_cast<Cell*>(calloc(std::max<size_t>(to - from, 1), sizeof(Cell))));
-  }
-};
+namespace {
 
 Memory dynamic_memory{{}, "dynamic shared memory", kShared, Access::scratch};
 Memory static_memory{{}, "static shared memory", kShared, Access::scratch};
-std::vector<Memory> buffers;
+std::multimap<size_t, Cells> spare_cells;  // by capacity
 
 uint32_t newest_epoch;
 uint32_t epoch[2];                                   // current epoch of each space
@@ -60,11 +44,6 @@ uint32_t launch_epoch;                               // first one of the launch
 std::vector<std::pair<uint32_t, int>> block_starts;  // (first epoch, block)
 
 std::deque<Readers> more_readers;  // of cells with readers of several warps or times
-
-struct Trace {
-  int block = -1, warp = -1;
-  std::vector<TraceRecord> records;
-} trace;
 
 // Everything about one access that the checks and the messages need.
 struct Touch {
@@ -150,8 +129,7 @@ void record_read(Cell& cell, const Stamp& stamp, const Touch& touch) {
 }
 
 void check_cell(Cell& cell, const Stamp& stamp, const Touch& touch, bool undefined_before) {
-  const bool written_before =
-      cell.write.epoch != 0 && (touch.memory->space == kGlobal || cell.write.epoch >= block_epoch);
+  const bool written_before = cell.write.epoch >= touch.memory->since;
   if (written_before && cell.write.epoch >= launch_epoch) {
     const Stamp& write = cell.write;
     const bool atomics = touch.atomic && write.atomic;
@@ -187,7 +165,7 @@ void check_cells(const Touch& touch) {
   const auto pc = static_cast<uint32_t>(static_cast<char*>(touch.pc) - launch.image.begin);
   const auto thread = static_cast<uint16_t>(touch.fiber.linear);
   const Stamp stamp{epoch[memory.space], touch.fiber.time, pc, thread, false, touch.atomic};
-  Cell* cells = &memory.cells[touch.address - memory.begin];
+  Cell* cells = &memory.cells.memory[touch.address - memory.begin];
   const Cell before = cells[0];
   check_cell(cells[0], stamp, touch, undefined_before);
   // Bytes with one history have one outcome, unless they have a list of readers, which each keeps for itself.
@@ -204,14 +182,6 @@ Memory* find_memory(const char* p) {
   if (static_memory.contains(p)) return &static_memory;
   const auto found = std::find_if(buffers.rbegin(), buffers.rend(), [&](const Memory& b) { return b.contains(p); });
   return found == buffers.rend() ? nullptr : &*found;
-}
-
-void record_trace(const Touch& touch) {
-  if (block.linear != trace.block || static_cast<int>(touch.fiber.warp) != trace.warp) return;
-  const uint32_t kind =
-      (touch.memory->space == kShared ? TraceRecord::shared_load : TraceRecord::global_load) + touch.write;
-  trace.records.push_back({reinterpret_cast<uint64_t>(touch.pc), reinterpret_cast<uint64_t>(touch.address),
-                           static_cast<uint32_t>(touch.bytes), touch.fiber.lane, kind, 0});
 }
 
 // Memory that a kernel may use and that cannot race: its parameters, and constants of its shared object.
@@ -246,8 +216,25 @@ void check(const char* p, size_t bytes, bool write, bool atomic, const Fiber& fi
   if ((bytes & (bytes - 1)) == 0 && (address & (bytes - 1)))
     report("misaligned", touch, "; the address must be a multiple of the size");
   if (write && memory->access == Access::input) report("read-only-write", touch, ", an input");
-  if (memory->cells) check_cells(touch);
-  record_trace(touch);
+  if (memory->cells.capacity) check_cells(touch);
+  trace_access(p, bytes, write, memory->space, fiber, pc);
+}
+
+// Gives `memory` this range, and cells that have room for it.
+void cover(Memory& memory, const Range& range) {
+  memory.begin = range.begin;
+  memory.end = range.end;
+  if (memory.cells.capacity >= range.size()) return;
+  const auto spare = spare_cells.lower_bound(range.size());
+  if (spare != spare_cells.end()) {
+    memory.cells = std::move(spare->second);
+    spare_cells.erase(spare);
+    return;
+  }
+  // Powers of two, so that few sizes serve all. calloc leaves large blocks unmapped until they are touched.
+  size_t capacity = 4096;
+  while (capacity < range.size()) capacity *= 2;
+  memory.cells = {decltype(Cells::memory)(static_cast<Cell*>(calloc(capacity, sizeof(Cell)))), capacity};
 }
 
 template <class F>
@@ -256,24 +243,26 @@ void for_shared_cells(void* target, size_t bytes, F visit) {
   const Memory* memory = find_memory(p);
   if (!memory || memory->space != kShared)
     fail("async-copy", "the target of an asynchronous copy is not in shared memory");
-  for (size_t i = 0; i < bytes; ++i) visit(memory->cells[p - memory->begin + i]);
+  for (size_t i = 0; i < bytes; ++i) visit(memory->cells.memory[p - memory->begin + i]);
 }
 
 }  // namespace
 
 void start_checker_launch() {
-  if (newest_epoch > 1u << 31) fail("bad-launch", "2^31 barriers are counted; start a new process");
   launch_epoch = newest_epoch + 1;
   block_starts.clear();
   if (!checking) return;
   // The cells cover the whole capacity, the bounds only what the launch asked for.
-  if (!dynamic_memory.cells) dynamic_memory.cover(shared_memory, shared_memory + kSharedCapacity);
+  cover(dynamic_memory, {shared_memory, shared_memory + kSharedCapacity});
   dynamic_memory.end = shared_memory + launch.shape.shared_bytes;
-  static_memory.cover(launch.static_shared.begin, launch.static_shared.end);
+  cover(static_memory, launch.static_shared);
+  for (Memory& buffer : buffers)
+    if (buffer.access != Access::input) cover(buffer, buffer);
 }
 
 void start_checker_block() {
   block_epoch = epoch[kShared] = epoch[kGlobal] = ++newest_epoch;
+  dynamic_memory.since = static_memory.since = block_epoch;
   block_starts.emplace_back(block_epoch, block.linear);
   more_readers.assign(1, {});
 }
@@ -327,18 +316,20 @@ void deliver_async_write(void* target, size_t bytes, uint32_t time) {
 
 void register_buffer(const void* begin, size_t bytes, const char* name, Access access) {
   char* from = static_cast<char*>(const_cast<void*>(begin));
-  buffers.push_back({{}, "buffer '" + std::string(name) + "'", kGlobal, access});
-  buffers.back().cover(from, from + bytes);
+  for (const Memory& known : buffers)
+    if (known.begin == from && known.size() == bytes && known.access == access) return;
+  buffers.push_back(
+      {{from, from + bytes}, "buffer '" + std::string(name) + "'", kGlobal, access, {}, newest_epoch + 1});
+  start_from_snapshot(buffers.size() - 1);
 }
 
 void check_outputs() {
-  if (!launch.checked) return;
   for (const Memory& buffer : buffers) {
-    if (buffer.access != Access::output) continue;
-    const size_t bytes = buffer.end - buffer.begin;
+    if (buffer.access != Access::output || !buffer.cells.capacity) continue;
+    const size_t bytes = buffer.size();
     size_t missing = 0, first = 0;
     for (size_t i = bytes; i-- > 0;) {
-      if (buffer.cells[i].write.epoch) continue;
+      if (buffer.cells.memory[i].write.epoch >= buffer.since) continue;
       ++missing;
       first = i;
     }
@@ -350,13 +341,15 @@ void check_outputs() {
   }
 }
 
-void clear_buffers() { buffers.clear(); }
-
-void start_trace(int block, int warp) { trace = {block, warp, {}}; }
-
-std::vector<TraceRecord> stop_trace() {
-  trace.block = trace.warp = -1;
-  return std::move(trace.records);
+void clear_buffers() {
+  for (Memory& buffer : buffers)
+    if (buffer.cells.capacity) spare_cells.emplace(buffer.cells.capacity, std::move(buffer.cells));
+  buffers.clear();
+  if (newest_epoch < 1u << 31) return;
+  // Before the epochs run out they start again, and no cell may remember one.
+  spare_cells.clear();
+  for (Memory* memory : {&dynamic_memory, &static_memory}) memory->cells = {};
+  newest_epoch = 0;
 }
 
 }  // namespace simt

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -13,13 +14,14 @@ namespace simt {
 
 enum class Order { forward, reverse, random };
 
-// Read once from RUDNN_SIMT_ORDER (forward, reverse, random), RUDNN_SIMT_SEED and RUDNN_SIMT_CHECK (0, 1).
-struct Options {
-  Order order = Order::forward;
-  uint64_t seed = 1;    // of the random order; the same seed gives the same schedule
-  bool checked = true;  // has an effect only on kernels compiled with the checker's hooks
-};
-SIMT_API Options& options();
+// Orders of the schedule, at least one; from RUDNN_SIMT_ORDER, names with commas between them, else forward. The random
+// order has a fixed seed.
+SIMT_API std::vector<Order>& orders();
+
+// Runs one operator call once in each of orders(), in a BufferScope of its own, and checks the outputs. Throws Error of
+// kind order-dependent where a result differs in a bit from that of the first order. `call` registers every buffer
+// before it launches; a further order finds in each what the first one found. Calls of several threads take turns.
+SIMT_API void run_in_each_order(const std::function<void()>& call);
 
 enum class Access {
   input,    // read only
@@ -27,7 +29,8 @@ enum class Access {
   output,   // undefined before, every byte written after
   scratch,  // undefined before, may stay unwritten
 };
-// Global memory that kernels may touch; everything else is out of bounds. Where ranges overlap, the newest counts.
+// Global memory that kernels may touch; everything else is out of bounds. Where ranges overlap, the newest counts;
+// registering one again changes nothing.
 SIMT_API void register_buffer(const void* begin, size_t bytes, const char* name, Access access);
 SIMT_API void check_outputs();  // throws Error of kind unwritten-output
 SIMT_API void clear_buffers();
@@ -42,15 +45,5 @@ struct BufferScope {
 struct SIMT_API Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-// Memory accesses of one warp, for performance tables; blocks and warps are counted linearly.
-struct TraceRecord {
-  enum Kind : uint32_t { global_load, global_store, shared_load, shared_store };
-  uint64_t pc, address;
-  uint32_t bytes, lane, kind, padding;
-};
-SIMT_API void start_trace(int block, int warp);
-SIMT_API std::vector<TraceRecord> stop_trace();
-SIMT_API std::string line_of(uint64_t pc);  // "file:line"
 
 }  // namespace simt

@@ -1,4 +1,4 @@
-// Options from the environment, source lines of instruction addresses, and the error of a launch.
+// Source lines of instruction addresses, and the error of a launch.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -69,42 +69,18 @@ std::string ranges(const std::vector<uint32_t>& numbers) {
   return text;
 }
 
-Options options_from_environment() {
-  Options options;
-  if (const char* name = getenv("RUDNN_SIMT_ORDER")) {
-    static const std::map<std::string, Order> orders = {
-        {"forward", Order::forward}, {"reverse", Order::reverse}, {"random", Order::random}};
-    if (!orders.count(name))
-      throw std::invalid_argument(std::string("RUDNN_SIMT_ORDER must be forward, reverse or random, got '") + name +
-                                  "'");
-    options.order = orders.at(name);
-  }
-  if (const char* seed = getenv("RUDNN_SIMT_SEED")) options.seed = strtoull(seed, nullptr, 10);
-  if (const char* checked = getenv("RUDNN_SIMT_CHECK")) options.checked = strcmp(checked, "0") != 0;
-  return options;
-}
-
 }  // namespace
-
-Options& options() {
-  static Options value = options_from_environment();
-  return value;
-}
 
 // Return addresses up the stack, of the kernel and of the engine, as far as the frame pointers can be trusted.
 std::vector<void*> frames_of(void* frame_pointer) {
-  static const void* engine = [] {
-    Dl_info info;
-    dladdr(reinterpret_cast<void*>(&frames_of), &info);
-    return static_cast<const void*>(info.dli_fbase);
-  }();
+  static const Range engine = find_image(reinterpret_cast<void*>(&frames_of)).memory;
   std::vector<void*> frames;
   for (void** frame = static_cast<void**>(frame_pointer); frame && frames.size() < 16;) {
     void* return_address = frame[1];
-    Dl_info info;
-    const bool in_kernel = launch.image.contains(return_address);
-    if (!in_kernel && !(dladdr(return_address, &info) && info.dli_fbase == engine)) break;
-    if (in_kernel) frames.push_back(return_address);
+    if (launch.image.contains(return_address))
+      frames.push_back(return_address);
+    else if (!engine.contains(return_address))
+      break;
     void** caller = static_cast<void**>(*frame);
     if (caller <= frame) break;
     frame = caller;
@@ -178,7 +154,5 @@ std::string waiting_groups() {
   if (!text.empty()) text.pop_back();
   return text;
 }
-
-std::string line_of(uint64_t pc) { return locate({reinterpret_cast<void*>(pc)}); }
 
 }  // namespace simt

@@ -15,9 +15,10 @@ extern "C" void* __tls_get_addr(void*);
 
 namespace simt {
 
+Order order = Order::forward;
 Launch launch;
 Block block;
-Fiber* running = nullptr;
+__constinit thread_local Fiber* running = nullptr;
 bool checking = false;
 char* stacks = nullptr;
 size_t stack_count = 0;
@@ -42,8 +43,8 @@ void to_main() {
 }
 
 int pick_lane(uint32_t ready) {
-  if (options().order == Order::forward) return __builtin_ctz(ready);
-  if (options().order == Order::reverse) return 31 - __builtin_clz(ready);
+  if (order == Order::forward) return __builtin_ctz(ready);
+  if (order == Order::reverse) return 31 - __builtin_clz(ready);
   for (uint64_t skip = random_number() % __builtin_popcount(ready); skip; --skip) ready &= ready - 1;
   return __builtin_ctz(ready);
 }
@@ -51,7 +52,6 @@ int pick_lane(uint32_t ready) {
 // The next fiber of the warp that ran last, else of the first warp in order that can go on, else null.
 Fiber* pick_fiber() {
   const size_t warps = block.warps.size();
-  const Order order = options().order;
   const size_t start = order == Order::random ? random_number() % warps : last_warp;
   for (size_t i = 0; i < warps; ++i) {
     const size_t warp = order == Order::reverse ? (start + warps - i) % warps : (start + i) % warps;
@@ -80,26 +80,6 @@ void fiber_main() {
                      {block.fibers[self.warp * kWarpSize + __builtin_ctz(call.arrived)].call_pc});
   to_main();
   __builtin_unreachable();
-}
-
-// Sets launch.image and launch.static_shared if this is the shared object of the kernel.
-int find_image(dl_phdr_info* info, size_t, void*) {
-  char* base = reinterpret_cast<char*>(info->dlpi_addr);
-  Range image{base, base};
-  size_t static_shared_bytes = 0;
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const auto& header = info->dlpi_phdr[i];
-    if (header.p_type == PT_LOAD) image.end = std::max(image.end, base + header.p_vaddr + header.p_memsz);
-    if (header.p_type == PT_TLS) static_shared_bytes = header.p_memsz;
-  }
-  if (!image.contains(launch.kernel)) return 0;
-  launch.image = image;
-  if (static_shared_bytes) {
-    unsigned long index[2] = {info->dlpi_tls_modid, 0};  // tls_index: module, offset
-    char* begin = static_cast<char*>(__tls_get_addr(index));
-    launch.static_shared = {begin, begin + static_shared_bytes};
-  }
-  return 1;
 }
 
 void check_shape(const LaunchShape& shape) {
@@ -149,7 +129,7 @@ void start_block(uint64_t linear) {
   memset(shared_memory, 0xff, launch.shape.shared_bytes);
   const Range fixed = launch.static_shared;
   if (fixed.begin) memset(fixed.begin, 0xff, fixed.end - fixed.begin);
-  last_warp = options().order == Order::reverse ? block.warps.size() - 1 : 0;
+  last_warp = order == Order::reverse ? block.warps.size() - 1 : 0;
   start_async_block();
   start_checker_block();
 }
@@ -172,6 +152,30 @@ void run_block(uint64_t linear) {
 
 }  // namespace
 
+Image find_image(const void* code) {
+  struct Search {
+    const void* code;
+    Image found;
+  } search{code, {}};
+  auto visit = [](dl_phdr_info* info, size_t, void* state) {
+    auto& [code, found] = *static_cast<Search*>(state);
+    char* base = reinterpret_cast<char*>(info->dlpi_addr);
+    Image image{{base, base}, 0, 0};
+    for (int i = 0; i < info->dlpi_phnum; ++i) {
+      const auto& header = info->dlpi_phdr[i];
+      if (header.p_type == PT_LOAD)
+        image.memory.end = std::max(image.memory.end, base + header.p_vaddr + header.p_memsz);
+      if (header.p_type == PT_TLS) image.thread_local_bytes = header.p_memsz;
+    }
+    image.thread_local_module = info->dlpi_tls_modid;
+    if (!image.memory.contains(code)) return 0;
+    found = image;
+    return 1;
+  };
+  dl_iterate_phdr(visit, &search);
+  return search.found;
+}
+
 uint64_t random_number() {
   random_state ^= random_state << 13;
   random_state ^= random_state >> 7;
@@ -191,7 +195,7 @@ void wait_here(const char* name) {
   Warp& warp = block.warps[self.warp];
   warp.ready &= ~(1u << self.lane);
   // Going straight to the next lane of the same warp halves the switches.
-  if (warp.ready && options().order != Order::random)
+  if (warp.ready && order != Order::random)
     resume(block.fibers[self.warp * kWarpSize + pick_lane(warp.ready)]);
   else
     to_main();
@@ -229,7 +233,7 @@ void warp_collective(uint32_t mask, const void* in, void* out, Combine combine, 
   warp.open.erase(call);
   for (uint32_t rest = mask; rest; rest &= rest - 1)
     make_ready(block.fibers[self.warp * kWarpSize + __builtin_ctz(rest)]);
-  if (options().order == Order::random) to_main();
+  if (order == Order::random) to_main();
 }
 
 void warp_barrier(uint32_t mask, const char* name, Site site) {
@@ -263,7 +267,7 @@ void block_barrier(Fence fence, const char* name, Site site) {
     barrier.waiting.clear();
     barrier.arrived = 0;
     advance_epoch(fence);
-    if (options().order == Order::random) to_main();
+    if (order == Order::random) to_main();
     return;
   }
   wait_here(name);
@@ -295,21 +299,28 @@ void named_barrier(int id, int count, bool wait, const char* name) {
 void run_grid(const LaunchShape& shape, const void* kernel, void (*entry)(const void*), const void* args,
               size_t args_bytes) {
   if (running) fail("bad-launch", "a kernel cannot launch a kernel");
-  launch = {shape, kernel, entry, args, args_bytes, false, {}, {}, {}};
-  dl_iterate_phdr(find_image, nullptr);
+  launch = {shape, kernel, entry, args, args_bytes, shape.has_hooks, {}, {}, {}};
+  const Image image = find_image(kernel);
+  launch.image = image.memory;
+  if (image.thread_local_bytes) {
+    unsigned long index[2] = {image.thread_local_module, 0};  // tls_index: module, offset
+    char* begin = static_cast<char*>(__tls_get_addr(index));
+    launch.static_shared = {begin, begin + image.thread_local_bytes};
+  }
   launch.frames = frames_of(__builtin_frame_address(0));
   check_shape(shape);
   prepare_memory(size_t{shape.block.x} * shape.block.y * shape.block.z);
-  checking = launch.checked = options().checked && shape.has_hooks;
-  random_state = options().seed * 0x9e3779b97f4a7c15ull | 1;
+  order = current_order();
+  checking = launch.checked;
+  random_state = 0x9e3779b97f4a7c15ull;
   start_checker_launch();
   const uint64_t blocks = uint64_t{shape.grid.x} * shape.grid.y * shape.grid.z;
-  std::vector<uint32_t> order(blocks);
-  std::iota(order.begin(), order.end(), 0u);
-  if (options().order == Order::reverse) std::reverse(order.begin(), order.end());
-  if (options().order == Order::random)
-    for (size_t i = blocks; i > 1; --i) std::swap(order[i - 1], order[random_number() % i]);
-  for (uint32_t linear : order) {
+  std::vector<uint32_t> sequence(blocks);
+  std::iota(sequence.begin(), sequence.end(), 0u);
+  if (order == Order::reverse) std::reverse(sequence.begin(), sequence.end());
+  if (order == Order::random)
+    for (size_t i = blocks; i > 1; --i) std::swap(sequence[i - 1], sequence[random_number() % i]);
+  for (uint32_t linear : sequence) {
     run_block(linear);
     if (has_error()) throw_error();
   }

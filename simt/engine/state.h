@@ -1,8 +1,10 @@
-// What the parts of the engine share. One block runs at a time, on one operating-system thread.
+// What the parts of the engine share. One block runs at a time, on the operating-system thread that launched it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -74,6 +76,34 @@ struct Barrier {
 struct Range {
   char *begin = nullptr, *end = nullptr;
   bool contains(const void* p) const { return p >= begin && p < end; }
+  size_t size() const { return end - begin; }
+};
+
+// A loaded shared object, and its thread-local segment.
+struct Image {
+  Range memory;
+  size_t thread_local_bytes = 0, thread_local_module = 0;
+};
+
+// Shadow memory for a range; checker.cpp knows what a cell is. Reused without clearing, see Memory::since.
+struct Cell;
+struct CellsDeleter {
+  void operator()(Cell* cells) const { free(cells); }
+};
+struct Cells {
+  std::unique_ptr<Cell[], CellsDeleter> memory;
+  size_t capacity = 0;
+};
+
+enum Space { kShared, kGlobal };
+
+// The shared memory of a block, static or dynamic, or a registered buffer.
+struct Memory : Range {
+  std::string name;
+  Space space;
+  Access access;
+  Cells cells{};       // from the first checked launch on; none for inputs
+  uint32_t since = 0;  // the first epoch in which this range was this memory
 };
 
 struct Launch {
@@ -100,18 +130,23 @@ struct Block {
 constexpr size_t kStackBytes = 128 << 10;
 constexpr size_t kSharedCapacity = 256 << 10;
 
+extern Order order;  // of the launches under way
 extern Launch launch;
 extern Block block;
-extern Fiber* running;  // null outside a kernel
-extern bool checking;   // accesses are looked at; only in kernels compiled with hooks
+// Null outside a kernel, and on a thread that does not run one: launchers are instrumented too. Initial-exec, because
+// each hook reads it.
+extern __constinit thread_local Fiber* running __attribute__((tls_model("initial-exec")));
+extern bool checking;  // accesses are looked at; only in kernels compiled with hooks
 extern char* stacks;
 extern size_t stack_count;
 extern char* shared_memory;
+extern std::vector<Memory> buffers;
 
 // scheduler.cpp
 void wait_here(const char* name);  // parks the running fiber until make_ready
 void make_ready(Fiber& fiber);
 uint64_t random_number();
+Image find_image(const void* code);
 [[noreturn]] void abandon_block();  // back to run_grid, which throws the pending error; what fibers own is leaked
 
 // async.cpp
@@ -128,6 +163,13 @@ void check_access(const void* address, size_t bytes, bool write, const Fiber& fi
 void issue_async_write(void* target, size_t bytes, const Fiber& fiber, uint32_t writer, uint32_t time, void* pc);
 void deliver_async_write(void* target, size_t bytes, uint32_t time);
 void publish(Fiber& fiber, Clock& into);  // release: what the fiber did so far becomes part of `into`
+
+// orders.cpp
+Order current_order();
+void start_from_snapshot(size_t index);  // of the buffer in `buffers`
+
+// trace.cpp
+void trace_access(const void* address, size_t bytes, bool write, Space space, const Fiber& fiber, void* pc);
 
 // report.cpp
 // The innermost kernel line as "file:line", and after " < " the lines that called it.

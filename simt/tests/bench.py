@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import transactions
 
-from simt import toolchain
+from simt import toolchain, transactions
 from simt.metal import prepass
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -65,13 +64,11 @@ class Bench:
         self._build(toolchain.engine_command(self.engine_path))
         self._libraries = {}
         self.engine = self.load(KERNELS / "engine.cpp", checked=False)
+        self.tracer = transactions.Tracer(self.engine_path)
         number = ctypes.c_int64
-        self.engine.simt_set_options.argtypes = [number, number, number]
+        self.engine.simt_set_order.argtypes = [number]
         self.engine.simt_register_buffer.argtypes = [ctypes.c_void_p, number, ctypes.c_char_p, number]
-        self.engine.simt_start_trace.argtypes = [number, number]
-        self.engine.simt_stop_trace.restype = number
-        self.engine.simt_line_of.argtypes = [ctypes.c_uint64]
-        for function in ("set_options", "register_buffer", "check_outputs", "clear_buffers", "start_trace", "line_of"):
+        for function in ("set_order", "register_buffer", "check_outputs", "clear_buffers"):
             getattr(self.engine, f"simt_{function}").restype = ctypes.c_char_p
 
     @staticmethod
@@ -101,11 +98,11 @@ class Bench:
             self._libraries[key] = ctypes.CDLL(str(library))
         return self._libraries[key]
 
-    def call(self, function, *args, order="forward", seed=1, checked=True):
+    def call(self, function, *args, order="forward"):
         """Calls a launcher that returns an error text or null. Returns the arrays that it may write."""
         buffers = [arg for arg in args if isinstance(arg, Buffer)]
         self.engine.simt_clear_buffers()
-        self.engine.simt_set_options(ORDERS[order], seed, int(checked))
+        self.engine.simt_set_order(ORDERS[order])
         for buffer in buffers:
             buffer.reset()
             access = ACCESS[buffer.access]
@@ -122,12 +119,9 @@ class Bench:
 
     def trace(self, function, *args, block=0, warp=0):
         """Calls a launcher and returns the transactions of one warp, a transactions.Row for each instruction."""
-        self.engine.simt_start_trace(block, warp)
-        self.call(function, *args)
-        start = ctypes.c_void_p()
-        count = self.engine.simt_stop_trace(ctypes.byref(start))
-        records = np.frombuffer(ctypes.string_at(start, count * transactions.RECORD.itemsize), transactions.RECORD)
-        return transactions.summarise(records, lambda pc: self.engine.simt_line_of(pc).decode())
+        with self.tracer.trace(block, warp) as rows:
+            self.call(function, *args)
+        return rows
 
 
 def _to_c(value):

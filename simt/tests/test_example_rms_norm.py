@@ -34,7 +34,7 @@ def run(bench, x, gamma, *, dtype, gamma_dtype, zero_centered=False, checked=Tru
     y = Buffer(np.empty_like(x.array), "y", "output")
     numbers = (rows, width, EPSILON, int(zero_centered), DTYPES.index(dtype), DTYPES.index(gamma_dtype))
     launcher = bench.load(SOURCE, checked=checked).run_rms_norm
-    return bench.call(launcher, *numbers, x, gamma, y, order=order, checked=checked)
+    return bench.call(launcher, *numbers, x, gamma, y, order=order)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -26,7 +26,7 @@ def launch(
     library = bench.load(KERNELS / shader, KERNELS / "metal_entry.cpp", toolchain.METAL_PIPELINE, checked=checked)
     padded = [*buffers, None, None][:3]
     numbers = (groups, threads, threadgroup_bytes, constant)
-    return bench.call(library.run_kernel, name.encode(), *numbers, *padded, order=order, checked=checked)
+    return bench.call(library.run_kernel, name.encode(), *numbers, *padded, order=order)
 
 
 def run_fault(bench, name, *, fault, order):

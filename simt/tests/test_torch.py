@@ -31,7 +31,7 @@ def rms_norm(bench):
     for command in commands:
         subprocess.run(command, check=True)
     torch.ops.load_library(str(folder / "op.so"))
-    bench.engine.simt_set_options(ORDERS["forward"], 1, 1)  # without the checks, a fault would happen
+    bench.engine.simt_set_order(ORDERS["forward"])
     return torch.ops.simt_test.rms_norm
 
 

@@ -1,8 +1,11 @@
 """Memory transactions of a warp, from the accesses that the engine recorded: what a GPU would move for each line."""
 
+import ctypes
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,3 +58,28 @@ def summarise(records: NDArray[np.void], line_of: Callable[[int], str]) -> list[
         moved, ideal = (_sectors if kind < 2 else _bank_passes)(accesses)
         row.requests, row.moved, row.ideal = row.requests + 1, row.moved + moved, row.ideal + ideal
     return list(rows.values())
+
+
+class Tracer:
+    """The engine of a library that is loaded in this process: the engine itself or kernels that link it."""
+
+    def __init__(self, library: str | Path) -> None:
+        """Finds the functions of simt/engine/trace.cpp."""
+        self._engine = ctypes.CDLL(str(library))
+        self._engine.simt_start_trace.argtypes = [ctypes.c_int64, ctypes.c_int64]
+        self._engine.simt_stop_trace.restype = ctypes.c_int64
+        self._engine.simt_line_of.argtypes = [ctypes.c_uint64]
+        self._engine.simt_line_of.restype = ctypes.c_char_p
+
+    @contextmanager
+    def trace(self, block: int = 0, warp: int = 0) -> Iterator[list[Row]]:
+        """Traces one warp of every launch of a checked build; the list is filled when the context ends."""
+        rows: list[Row] = []
+        self._engine.simt_start_trace(block, warp)
+        try:
+            yield rows
+        finally:
+            start = ctypes.c_void_p()
+            count = self._engine.simt_stop_trace(ctypes.byref(start))
+        records = np.frombuffer(ctypes.string_at(start, count * RECORD.itemsize), RECORD)
+        rows += summarise(records, lambda pc: self._engine.simt_line_of(pc).decode())
