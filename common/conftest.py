@@ -24,6 +24,7 @@ THREAD_COUNTS = (1, 2, 3, 17)
 
 MARKERS = {
     "small": "small shapes only: run under AddressSanitizer and on the SIMT bench",
+    "simt_checked": "run on the SIMT bench with its checks of every access, in three orders; small too",
     "isa_independent": "the result does not depend on RUDNN_CPU_ISA: run once, not for every level",
     "kernels_ci": "the fast subset, under 60 seconds",
 }

@@ -240,12 +240,29 @@ _AROUND_VECTORS = [
     for vector in (4, 8, 16, 32, 64)
     for width, place in ((vector - 1, "one_below"), (vector, "exactly"), (vector + 1, "one_past"))
 ]
+
+# A GPU gives a row to a warp, to a block or to a larger block, reads it in vectors of 16 bytes if they divide it, and
+# reads again what its threads cannot hold in registers.
+_GPU_PATHS = [
+    pytest.param(width, id=id, marks=[pytest.mark.small, pytest.mark.simt_checked])
+    for width, id in [
+        (35, "warp_of_elements"),
+        (72, "warp_of_vectors"),
+        (257, "block_of_elements"),
+        (2056, "block_of_vectors"),
+        (2051, "large_block_of_elements"),
+        (4103, "elements_not_held"),
+        (8224, "large_block_of_vectors"),
+        (16400, "vectors_not_held"),
+    ]
+]
 by_width = pytest.mark.parametrize(
     "width",
     [
         _small(1, "single_element"),
         _small(2, "pair"),
         *_AROUND_VECTORS,
+        *_GPU_PATHS,
         pytest.param(576, id="model_width"),
         pytest.param(4097, id="long_row"),
         pytest.param(8192 + 17, id="two_accumulation_blocks"),

@@ -50,6 +50,15 @@ def test_shapes(kernel, device, operation, dtype, shape):
 
 
 @pytest.mark.small
+@for_each(RMS_NORM, LAYER_NORM)
+@pytest.mark.parametrize("shape", [(16400, 3), (4100, 257)], ids=["warps", "blocks"])
+def test_more_rows_than_a_grid_has_room_for(kernel, device, operation, shape):
+    inputs = operation.inputs(shape, device=device, requires_grad=True)
+    check_forward(kernel, operation, inputs)
+    check_gradients(kernel, operation, inputs)
+
+
+@pytest.mark.small
 @for_each(*NORMS)
 @by_input_dtype
 @pytest.mark.parametrize("width", [7, 16, 37])
@@ -117,6 +126,7 @@ def large_rows(operation, shape, dtype, scale, device):
 
 
 @pytest.mark.small
+@pytest.mark.simt_checked
 @for_each(*NORMS)
 @pytest.mark.parametrize("width", [3, 16, 100])
 @pytest.mark.parametrize("dtype, scale", OVERFLOWING)

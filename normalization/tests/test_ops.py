@@ -61,6 +61,8 @@ def arguments(name, shape, dtype, parameter_dtype, device, *, optional=True, nee
 
 def test_schemas(ops):
     for name, schema in SCHEMAS.items():
+        if name == "cpu_isa" and not hasattr(ops, name):
+            continue  # of the CPU's own build alone
         found = str(getattr(ops, name).default._schema)
         without_result_names = re.sub(r"(?<=-> ).*", lambda results: re.sub(r"Tensor \w+", "Tensor", results[0]), found)
         assert without_result_names.split("::")[1] == f"{name}{schema}"
@@ -69,7 +71,7 @@ def test_schemas(ops):
 def test_no_other_op_is_registered(ops):
     registered = torch._C._dispatch_get_all_op_names()
     found = {name.split("::")[1].split(".")[0] for name in registered if name.startswith(f"{ops.name}::")}
-    assert found == set(SCHEMAS)
+    assert found - {"cpu_isa"} == set(TENSOR_OPS)
 
 
 @pytest.mark.parametrize("name", TENSOR_OPS)
@@ -116,6 +118,7 @@ BACKWARD_OPS = {
 }
 
 
+@pytest.mark.simt_checked
 @pytest.mark.parametrize("name", BACKWARD_OPS)
 @pytest.mark.parametrize("dtypes", DTYPES, ids=["f32", "bf16", "f16"])
 def test_a_gradient_that_is_not_needed_is_empty(ops, device, name, dtypes):
