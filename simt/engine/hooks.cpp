@@ -32,7 +32,26 @@ void undefined(const char* kind, const char* what) {
   SIMT_API void __tsan_unaligned_read##N(void* p) { access_range(p, N, false, PC); } \
   SIMT_API void __tsan_unaligned_write##N(void* p) { access_range(p, N, true, PC); }
 
+// Atomics of the host code beside a kernel, such as reference counts.
+#define SIMT_ATOMIC_HOOKS(bits)                                                                                       \
+  using Int##bits = int##bits##_t;                                                                                    \
+  SIMT_API Int##bits __tsan_atomic##bits##_load(const Int##bits* p, int) {                                            \
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                                      \
+  }                                                                                                                   \
+  SIMT_API void __tsan_atomic##bits##_store(Int##bits* p, Int##bits value, int) {                                     \
+    __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                                                     \
+  }                                                                                                                   \
+  SIMT_API Int##bits __tsan_atomic##bits##_fetch_add(Int##bits* p, Int##bits value, int) {                            \
+    return __atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);                                                            \
+  }                                                                                                                   \
+  SIMT_API int __tsan_atomic##bits##_compare_exchange_strong(Int##bits* p, Int##bits* expected, Int##bits value, int, \
+                                                             int) {                                                   \
+    return __atomic_compare_exchange_n(p, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                \
+  }
+
 extern "C" {
+SIMT_ATOMIC_HOOKS(32)
+SIMT_ATOMIC_HOOKS(64)
 SIMT_HOOKS(1)
 SIMT_HOOKS(2)
 SIMT_HOOKS(4)
