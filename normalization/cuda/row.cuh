@@ -42,6 +42,7 @@ __device__ __forceinline__ void for_each_vector(int64_t width, Visit visit) {
 #pragma unroll
   for (int slot = 0; slot < Shape::kHeld; ++slot, offset += kStep)
     if (offset < width) visit(slot, offset);
+#pragma unroll 1
   for (; offset < width; offset += kStep) visit(kNotHeld, offset);
 }
 
@@ -171,16 +172,22 @@ __device__ __forceinline__ float largest_magnitude(const Row<T, Shape>& row, int
 template <class T, class Shape, class Measure>
 __device__ __forceinline__ auto measure_in_range(const Row<T, Shape>& row, int64_t width, float epsilon,
                                                  float root_epsilon, RowRoots& roots, Measure measure) {
-  auto statistics = measure(1.0f);
-  const float mean_square = statistics.mean_square + epsilon;
-  if (in_range(mean_square) && statistics.usable()) {
-    roots = roots_of(mean_square);
-    return statistics;
+  float factor = 1.0f;
+#pragma unroll 1
+  while (true) {
+    const auto statistics = measure(factor);
+    const float mean_square = statistics.mean_square + epsilon;
+    if (factor == 1.0f && in_range(mean_square) && statistics.usable()) {
+      roots = roots_of(mean_square);
+      return statistics;
+    }
+    const float scale = power_of_two_scale(largest_magnitude(row, width));
+    if (scale == factor) {
+      roots = roots_of_scaled(statistics.mean_square, factor, root_epsilon);
+      return statistics;
+    }
+    factor = scale;
   }
-  const float factor = power_of_two_scale(largest_magnitude(row, width));
-  statistics = measure(factor);
-  roots = roots_of_scaled(statistics.mean_square, factor, root_epsilon);
-  return statistics;
 }
 
 }  // namespace rudnn
