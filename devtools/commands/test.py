@@ -1,6 +1,7 @@
 """`./dev test`."""
 
 import argparse
+import math
 import os
 import platform
 import signal
@@ -19,6 +20,7 @@ from devtools.commands.build import build
 from devtools.console import console, heading, notice
 from devtools.families import Family, select
 from devtools.project import CACHE, ROOT
+from simt import toolchain
 
 HELP = "build the kernels and run every test"
 DESCRIPTION = """\
@@ -26,14 +28,22 @@ Builds the families, then runs the tests of the tools, those of loading, those o
 family's pytest suite, every run in its own process and two at a time:
   - once as the CPU is;
   - once for each lower instruction set (RUDNN_CPU_ISA=avx2, generic), without the tests marked isa_independent;
-  - once built with the address and undefined-behaviour sanitizers, the tests marked small.
+  - once built with the address and undefined-behaviour sanitizers, the tests marked small;
+then those that have CUDA or Metal sources again on the SIMT bench, each device
+  - once in a fast build, the tests marked small, every operator in two orders of threads, which must agree in each bit;
+  - once in a build that checks every access, the tests marked simt_checked, in three orders.
 What a run prints is shown when it ends, and kept in .cache/reports/.
 What follows a -- goes to each pytest, for example: ./dev test normalization -- -k softmax -x
-The last line counts all runs together.
+The last lines count the runs of each device, and all together.
 """
 NEEDS_ENVIRONMENT = True
 
 LOWER_ISAS = ("avx2", "generic")
+DEVICES = ("cpu", "simt-cuda", "simt-metal")
+
+# The tests of a bench run, and the orders in which the threads of each kernel run.
+_FAST = ("small", "forward,reverse")
+_CHECKED = ("simt_checked", "forward,reverse,random")
 
 _AT_ONCE = 2
 _PROGRESS_SECONDS = 30
@@ -47,7 +57,10 @@ class Run:
 
     title: str
     directory: Path
+    device: str = "cpu"
     environment: dict[str, str] = field(default_factory=dict)
+    marks: str = ""
+    """Which tests, as an expression of pytest's -m."""
     options: tuple[str, ...] = ()
     """Further options of pytest."""
     preparation: tuple[str, ...] = ()
@@ -87,6 +100,26 @@ class Outcome:
     """What the counts do not say, such as a crash."""
 
 
+@dataclass
+class Tally:
+    """The runs of one device."""
+
+    count: Count = field(default_factory=Count)
+    began: float = math.inf
+    ended: float = 0
+
+    def __str__(self) -> str:
+        """What is said of the device at the end; times overlap where devices are tested side by side."""
+        return f"{self.count} in {self.ended - self.began:.0f} s"
+
+    def add(self, outcome: Outcome) -> None:
+        """Adds a run that has just ended."""
+        self.count.add(outcome.count)
+        now = time.monotonic()
+        self.began = min(self.began, now - outcome.seconds)
+        self.ended = now
+
+
 class Progress:
     """Says which runs are under way: when one begins, and now and then, so that a long log is never silent."""
 
@@ -114,28 +147,35 @@ class Progress:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
+    parser.add_argument(
+        "--device",
+        action="append",
+        choices=(*DEVICES, "all"),
+        help="where the families' tests run; may be given more than once (default: all). The tests of the tools, of "
+        "loading and of the bench go with cpu",
+    )
     parser.add_argument("family", nargs="*", help="families to test (default: all of them, and the development tools)")
+
+
+def needs_cuda(arguments: argparse.Namespace) -> bool:
+    """Whether nvcc or its headers are needed."""
+    return platform.machine() == "x86_64" and "simt-cuda" in _devices(arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Builds, runs all tests, and fails if any fails or none ran."""
     families = select(arguments.family)
-    sanitizer = _sanitizer_environment()
-    build(families)
+    devices = _devices(arguments)
+    runs: list[Run] = []
+    if "cpu" in devices:
+        # Tests of a device's build load that of the CPU for comparison.
+        build(families, partly=True)
+        runs += _cpu_runs(families, with_tools=not arguments.family)
+    runs += [
+        each for device in devices if device != "cpu" for family in families for each in _bench_runs(family, device)
+    ]
 
-    # The longest first, so that none of them is left to run alone.
-    runs = [each for family in families for each in _runs_of(family, families, sanitizer)]
-    if not arguments.family:
-        loading = ROOT / "tests" / "loading"
-        runs += [Run("loading", loading), Run("tools", ROOT / "tests", options=(f"--ignore={loading}",))]
-        if platform.machine() == "x86_64":
-            runs.append(Run("simt", ROOT / "simt" / "tests"))
-    if platform.machine() == "x86_64" and "avx512f" not in Path("/proc/cpuinfo").read_text():
-        notice("this CPU has no AVX-512, so those paths are not tested here")
-    if not sanitizer:
-        notice("libasan was not found next to g++, so the sanitized build is not tested here")
-
-    total = Count()
+    tallies = {run.device: Tally() for run in runs}
     progress = Progress()
     _REPORTS.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -143,13 +183,66 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             for future in as_completed(futures):
                 _show(futures[future], future.result())
-                total.add(future.result().count)
+                tallies[futures[future].device].add(future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     heading("all runs")
+    total = Count()
+    for device, tally in tallies.items():
+        total.add(tally.count)
+        print(f"{device}: {tally}")
     print(total, flush=True)
     return 1 if total.failed or not total.passed else 0
+
+
+def _devices(arguments: argparse.Namespace) -> tuple[str, ...]:
+    chosen = arguments.device or ["all"]
+    return DEVICES if "all" in chosen else tuple(device for device in DEVICES if device in chosen)
+
+
+def _cpu_runs(families: Sequence[Family], *, with_tools: bool) -> list[Run]:
+    """Returns the runs on the CPU, the longest first, so that none of them is left to run alone."""
+    sanitizer = _sanitizer_environment()
+    runs = [each for family in families for each in _runs_of(family, families, sanitizer)]
+    if with_tools:
+        loading = ROOT / "tests" / "loading"
+        runs += [Run("loading", loading, preparation=_cuda_build(families))]
+        runs += [Run("tools", ROOT / "tests", options=(f"--ignore={loading}",))]
+        if platform.machine() == "x86_64":
+            runs.append(Run("simt", ROOT / "simt" / "tests"))
+    if platform.machine() == "x86_64" and "avx512f" not in Path("/proc/cpuinfo").read_text():
+        notice("this CPU has no AVX-512, so those paths are not tested here")
+    if not sanitizer:
+        notice("libasan was not found next to g++, so the sanitized build is not tested here")
+    return runs
+
+
+def _cuda_build(families: Sequence[Family]) -> tuple[str, ...]:
+    """Returns the arguments of the ./dev that builds for CUDA, or none where nothing can be built."""
+    with_sources = any("cuda" in family.backends for family in families)
+    return ("build", "--backend", "cuda") if with_sources and toolchain.nvcc() is not None else ()
+
+
+def _bench_runs(family: Family, device: str) -> Iterator[Run]:
+    """Yields a family's runs on the SIMT bench, which there are if it has sources for the device."""
+    backend = device.removeprefix("simt-")
+    if backend not in family.backends:
+        return
+    if platform.machine() != "x86_64":
+        notice(f"the bench runs on x86_64, so the {backend} sources of {family.title} are not tested here")
+        return
+    for checked, (marks, orders) in ((False, _FAST), (True, _CHECKED)):
+        suffix = "-checked" if checked else ""
+        kernels = local_kernels.setting([family], f"build-simt/{backend}{suffix}")
+        yield Run(
+            f"{family.title}, {device}{' checked' if checked else ''}",
+            family.directory / "tests",
+            device,
+            kernels | {"RUDNN_SIMT_ORDER": orders},
+            marks,
+            preparation=("build", "--backend", device, *(["--checked"] if checked else []), family.title),
+        )
 
 
 def _runs_of(family: Family, families: Sequence[Family], sanitizer: dict[str, str]) -> Iterator[Run]:
@@ -160,17 +253,18 @@ def _runs_of(family: Family, families: Sequence[Family], sanitizer: dict[str, st
         yield Run(
             f"{family.title}, sanitized",
             directory,
-            sanitized,
+            environment=sanitized,
+            marks="small",
             # pytest must not capture the process's own stderr, or the sanitizer's report would die with the process.
-            options=("-m", "small", "--capture=sys"),
+            options=("--capture=sys",),
             # Compiled while other tests run.
             preparation=("build", "--sanitize", *(each.title for each in families)),
         )
-    yield Run(family.title, directory, kernels)
+    yield Run(family.title, directory, environment=kernels)
     if platform.machine() == "x86_64":
         for isa in LOWER_ISAS:
             limited = kernels | {"RUDNN_CPU_ISA": isa}
-            yield Run(f"{family.title}, at most {isa}", directory, limited, ("-m", "not isa_independent"))
+            yield Run(f"{family.title}, at most {isa}", directory, environment=limited, marks="not isa_independent")
 
 
 def _execute(run: Run, rest: Sequence[str], progress: Progress) -> Outcome:
@@ -178,7 +272,8 @@ def _execute(run: Run, rest: Sequence[str], progress: Progress) -> Outcome:
     progress.begin(run)
     results = run.report(".xml")
     results.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", str(run.directory), f"--junitxml={results}", *run.options, *rest]
+    options = [f"--junitxml={results}", *run.options, *_selecting(run.marks, rest)]
+    command = [sys.executable, "-m", "pytest", "-q", str(run.directory), *options]
     # Threads that spin while they wait take the CPU from those that work, when there are more than it has cores.
     threads = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
     environment = {**threads, "HF_HUB_OFFLINE": "1", **os.environ, **run.environment}
@@ -201,6 +296,15 @@ def _execute(run: Run, rest: Sequence[str], progress: Progress) -> Outcome:
         remark = f"pytest {reason}; this counts as one failed test"
         count.failed = 1
     return Outcome(count, progress.end(run), remark)
+
+
+def _selecting(marks: str, rest: Sequence[str]) -> list[str]:
+    """Returns pytest's further options, with both the run's and the user's -m, of which pytest heeds only the last."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-m", dest="marks", default="")
+    given, others = parser.parse_known_args(rest)
+    both = " and ".join(f"({expression})" for expression in (marks, given.marks) if expression)
+    return [*others, *(["-m", both] if both else [])]
 
 
 def _show(run: Run, outcome: Outcome) -> None:
