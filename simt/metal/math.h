@@ -37,6 +37,8 @@ SIMT_MATH_FUNCTIONS(SIMT_MATH)
   }
 SIMT_EXTREME(max, a < b)
 SIMT_EXTREME(min, b < a)
+SIMT_EXTREME(fmax, a < b || a != a)  // NaN is left out
+SIMT_EXTREME(fmin, b < a || a != a)
 #undef SIMT_EXTREME
 template <class T>
 inline T clamp(T x, T low, T high) {
@@ -47,6 +49,11 @@ inline T select(T if_false, T if_true, bool condition) {
   return condition ? if_true : if_false;
 }
 inline float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+template <int N>
+inline vec<float, N> fma(vec<float, N> a, vec<float, N> b, vec<float, N> c) {
+  for (int i = 0; i < N; ++i) a.v[i] = fma(a.v[i], b.v[i], c.v[i]);
+  return a;
+}
 template <class T, int N>
 inline T dot(vec<T, N> a, vec<T, N> b) {
   T sum = a.v[0] * b.v[0];

@@ -11,8 +11,7 @@ namespace rudnn::metal {
 
 void Launch::run(Size threadgroups, Size threads) const {
   const auto found = simt::metal::kernels().find(kernel_);
-  if (found == simt::metal::kernels().end())
-    throw std::runtime_error(std::string("no Metal kernel is named ") + kernel_);
+  if (found == simt::metal::kernels().end()) throw std::runtime_error("no Metal kernel is named " + kernel_);
   const simt::metal::Kernel& kernel = found->second;
   for (const simt::metal::Constant& constant : kernel.constants)
     for (const Copy& value : constants_)

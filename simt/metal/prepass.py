@@ -14,7 +14,7 @@ def _parameter_table(shader: shaders.Shader, kernel: shaders.Kernel) -> str:
     """Returns the initialisers of simt::metal::Parameter for a kernel."""
     rows = []
     for text in kernel.parameters:
-        attribute = re.search(r"\[\[\s*(\w+)\s*(?:\(\s*(\d+)\s*\))?\s*\]\]", text)
+        attribute = re.search(r"\[\[\s*(\w+)\s*(?:\(\s*(\d+)\s*\))?\s*[,\]]", text)
         if not attribute:
             raise ValueError(f"{shader.path}:{kernel.line}: parameter without attribute in {kernel.name}: {text}")
         kind = {"buffer": "buffer", "threadgroup": "threadgroup_memory"}.get(attribute[1], "value")
@@ -29,6 +29,8 @@ def translate(path: str | Path, text: str | None = None) -> str:
     body = shaders.replace_threadgroup_variables(
         shader, lambda type, name, sizes: f"SIMT_STATIC_SHARED {type} {name}{sizes};"
     )
+    for name, _ in shader.constants:  # of this file alone, as in Metal
+        body = re.sub(rf"\bconstant(\s+\w+\s+{name}\s*;)", r"static constant\1", body)
     constants = ", ".join(f"{{{index}, &{name}, sizeof {name}}}" for name, index in shader.constants)
     lines = [body, '#line 1 "kernel table"']
     for instance in shader.instances:

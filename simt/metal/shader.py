@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ATTRIBUTE = r"\[\[(?:[^\[\]]|\[[^\]]*\])*\]\]"
-KERNEL = r"(?:\[\[\s*kernel\s*\]\]|\bkernel\b)\s*void\s+(\w+)\s*\("
+KERNEL = r"(?:\[\[\s*kernel\s*(?:,[^\]]*)?\]\]|\bkernel\b)\s*void\s+(\w+)\s*\("
 INSTANCE = (
     r'template\s*\[\[\s*host_name\(\s*"(?P<host>\w+)"\s*\)\s*\]\]\s*(?:\[\[\s*kernel\s*\]\]|\bkernel\b)\s*'
     r"(?:void|decltype\s*\([^;]*?>\s*\))\s+(?P<kernel>\w+)\s*<(?P<arguments>[^;]*?)>\s*(?:\([^;]*\))?\s*;"

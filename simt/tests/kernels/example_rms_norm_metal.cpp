@@ -12,9 +12,9 @@ void launch_rms_norm(const RmsNormArgs& args, const char* kernel, void* x, void*
   // Whole simdgroups, no more threads than elements need.
   const int64_t threads = std::min<int64_t>((args.width + 31) / 32 * 32, 256);
   rudnn::metal::Launch(kernel)
-      .buffer(0, x, 0)
-      .buffer(1, gamma, 0)
-      .buffer(2, y, 0)
+      .buffer(0, {x})
+      .buffer(1, {gamma})
+      .buffer(2, {y})
       .bytes(3, args)
       .run({static_cast<uint32_t>(args.rows)}, {static_cast<uint32_t>(threads)});
 }

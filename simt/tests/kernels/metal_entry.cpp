@@ -6,7 +6,7 @@ ENTRY(run_kernel, const char* name, int64_t groups, int64_t threads, int64_t thr
       void* first, void* second, void* third) {
   ENTRY_BODY({
     rudnn::metal::Launch launch(name);
-    launch.buffer(0, first, 0).buffer(1, second, 0).buffer(2, third, 0);
+    launch.buffer(0, {first}).buffer(1, {second}).buffer(2, {third});
     launch.threadgroup(0, 16).threadgroup(1, static_cast<size_t>(threadgroup_bytes));
     launch.constant(0, static_cast<bool>(constant)).constant(1, static_cast<int32_t>(constant));
     launch.run({static_cast<uint32_t>(groups)}, {static_cast<uint32_t>(threads)});
