@@ -1,10 +1,11 @@
 // One name for the tensor type of the two ABIs that a build can target: PyTorch's stable ABI (CPU, CUDA) and its full
-// C++ API (Metal, where no stable command queue exists; nothing compiles that branch yet). Only this file and
-// torch_binding.cpp know which one is in use.
+// C++ API (Metal, where no stable command queue exists). Only this file, torch_binding.cpp and what is Metal's alone
+// know which one is in use.
 #pragma once
 
 #if defined(METAL_KERNEL)
-#include <torch/all.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #else
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
