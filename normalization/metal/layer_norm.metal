@@ -1,0 +1,187 @@
+// layer_norm and fused_add_layer_norm: y = (x - mean(x)) / sqrt(variance(x) + epsilon) * gamma + beta.
+#include "metal/layer_norm_args.h"
+#include "metal/parameter_sums.h"
+#include "metal/row.h"
+
+using namespace metal;
+using namespace rudnn;
+
+constant bool kGammaIsFloat [[function_constant(0)]];
+constant bool kHasBeta [[function_constant(1)]];
+constant bool kBetaIsFloat [[function_constant(2)]];
+constant bool kAddsResidual [[function_constant(3)]];  // x = input + residual, rounded to T
+constant bool kAddsGradSum [[function_constant(4)]];
+constant bool kWantsInput [[function_constant(5)]];
+constant bool kWantsGamma [[function_constant(6)]];
+constant bool kWantsBeta [[function_constant(7)]];
+
+// Of a row multiplied by `factor`. The mean is in two parts, so that no digit of a deviation is lost to a large mean:
+// x - mean = (x - centre) - correction.
+struct LayerStatistics {
+  float factor;
+  float centre;
+  float correction;
+  float mean_square;  // of the deviations: the variance
+  // In the backward, with d the gradient that reaches the normalised row: the means of d and of d * (x - mean).
+  float upstream;
+  float product;
+};
+
+// From the sums over the row of x - centre, its square, d, and d * (x - centre).
+inline LayerStatistics statistics_from(float factor, float centre, float4 sums, long width) {
+  const float4 means = sums / float(width);
+  const float correction = means.x;
+  const float variance = means.y - correction * correction;
+  return {factor, centre, correction, variance < 0.0f ? 0.0f : variance, means.z, means.w - correction * means.z};
+}
+
+template <typename T, typename Shape>
+inline float mean_of(thread const Row<T, Shape>& row, Team team, long width, float factor) {
+  typename Shape::Floats sum = typename Shape::Floats(0.0f);
+  FOR_EACH_VECTOR(at, Shape, team, width) sum += row.get(at) * factor;
+  return row_sum<Shape>(total(sum), team) / float(width);
+}
+
+template <typename T, typename Shape>
+inline LayerStatistics measure(thread const Row<T, Shape>& x, Team team, long width, float factor) {
+  using Floats = typename Shape::Floats;
+  const float centre = mean_of(x, team, width, factor);
+  Floats deviations = Floats(0.0f);
+  Floats squares = Floats(0.0f);
+  FOR_EACH_VECTOR(at, Shape, team, width) {
+    const Floats deviation = x.get(at) * factor - centre;
+    deviations += deviation;
+    squares += deviation * deviation;
+  }
+  const float2 sums = row_sum<Shape>(float2(total(deviations), total(squares)), team);
+  return statistics_from(factor, centre, float4(sums, float2(0.0f, 0.0f)), width);
+}
+
+template <typename T, typename Shape>
+[[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void layer_norm(
+    constant LayerNormArgs& args [[buffer(0)]], device const void* gamma [[buffer(1)]],
+    device const void* beta [[buffer(2), function_constant(kHasBeta)]], device const T* input [[buffer(3)]],
+    device const T* residual [[buffer(4), function_constant(kAddsResidual)]], device T* output [[buffer(5)]],
+    device T* sum [[buffer(6), function_constant(kAddsResidual)]], uint group [[threadgroup_position_in_grid]],
+    uint groups [[threadgroups_per_grid]], uint index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  using Floats = typename Shape::Floats;
+  threadgroup float4 partial[kMostSimdgroups];
+  const Team team = team_of<Shape>(group, groups, index, threads, lane, simdgroup, partial);
+  const long width = args.width;
+  for (long row = team.row; row < args.rows; row += team.row_step) {
+    const long start = row * width;
+    Row<T, Shape> x;
+    if (kAddsResidual)
+      x.load_sum(input + start, residual + start, sum + start, team, width);
+    else
+      x.load(input + start, team, width);
+
+    LayerStatistics statistics = measure(x, team, width, 1.0f);
+    RowRoots roots = roots_of(statistics.mean_square + args.epsilon);
+    if (!in_range(statistics.mean_square + args.epsilon)) {
+      statistics = measure(x, team, width, power_of_two_scale(largest_magnitude(x, team, width)));
+      roots = roots_of_scaled(statistics.mean_square, statistics.factor, args.root_epsilon);
+    }
+
+    FOR_EACH_VECTOR(at, Shape, team, width) {
+      const Floats weight = load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset);
+      Floats shift = Floats(0.0f);
+      if (kHasBeta) shift = load_parameter<Shape, T>(beta, kBetaIsFloat, at.offset);
+      const Floats deviation = (x.get(at) * statistics.factor - statistics.centre) - statistics.correction;
+      store_floats<Shape>(output + start + at.offset, fma(deviation * roots.normalise, weight, shift));
+    }
+  }
+}
+
+template <typename T, typename Shape>
+inline LayerStatistics measure_backward(thread const Row<T, Shape>& x, thread const Row<T, Shape>& grad,
+                                        device const void* gamma, Team team, long width, float factor) {
+  using Floats = typename Shape::Floats;
+  const float centre = mean_of(x, team, width, factor);
+  Floats deviations = Floats(0.0f);
+  Floats squares = Floats(0.0f);
+  Floats upstreams = Floats(0.0f);
+  Floats products = Floats(0.0f);
+  FOR_EACH_VECTOR(at, Shape, team, width) {
+    const Floats deviation = x.get(at) * factor - centre;
+    const Floats upstream = grad.get(at) * load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset);
+    deviations += deviation;
+    squares += deviation * deviation;
+    upstreams += upstream;
+    products += upstream * deviation;
+  }
+  const float4 sums = float4(float2(total(deviations), total(squares)), float2(total(upstreams), total(products)));
+  return statistics_from(factor, centre, row_sum<Shape>(sums, team), width);
+}
+
+// With n the normalised row and d = grad * gamma, the gradient of x is
+// (d - mean(d) - n * mean(d * n)) / sqrt(variance(x) + epsilon).
+template <typename T, typename Shape>
+[[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void layer_norm_backward(
+    constant LayerNormArgs& args [[buffer(0)]], device const void* gamma [[buffer(1)]],
+    device const T* grads [[buffer(2)]], device const T* grad_sum [[buffer(3), function_constant(kAddsGradSum)]],
+    device const T* input [[buffer(4)]], device T* grad_input [[buffer(5), function_constant(kWantsInput)]],
+    device float* gamma_partials [[buffer(6), function_constant(kWantsGamma)]],
+    device float* beta_partials [[buffer(7), function_constant(kWantsBeta)]],
+    uint group [[threadgroup_position_in_grid]], uint groups [[threadgroups_per_grid]],
+    uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  using Floats = typename Shape::Floats;
+  threadgroup float4 partial[kMostSimdgroups];
+  const Team team = team_of<Shape>(group, groups, index, threads, lane, simdgroup, partial);
+  const long width = args.width;
+  ParameterSum<Shape> gamma_sum;
+  ParameterSum<Shape> beta_sum;
+  if (kWantsGamma) gamma_sum.clear(gamma_partials, team, width);
+  if (kWantsBeta) beta_sum.clear(beta_partials, team, width);
+  for (long row = team.row; row < args.rows; row += team.row_step) {
+    const long start = row * width;
+    Row<T, Shape> x;
+    Row<T, Shape> grad;
+    x.load(input + start, team, width);
+    grad.load(grads + start, team, width);
+
+    LayerStatistics statistics = measure_backward(x, grad, gamma, team, width, 1.0f);
+    RowRoots roots = roots_of(statistics.mean_square + args.epsilon);
+    if (!in_range(statistics.mean_square + args.epsilon) || !is_finite(statistics.product)) {
+      const float factor = power_of_two_scale(largest_magnitude(x, team, width));
+      statistics = measure_backward(x, grad, gamma, team, width, factor);
+      roots = roots_of_scaled(statistics.mean_square, factor, args.root_epsilon);
+    }
+    const Floats projection = Floats(clamped(statistics.product * roots.normalise));
+
+    FOR_EACH_VECTOR(at, Shape, team, width) {
+      const Floats deviation = (x.get(at) * statistics.factor - statistics.centre) - statistics.correction;
+      const Floats values = deviation * roots.normalise;
+      const Floats upstream = grad.get(at);
+      if (kWantsGamma) gamma_sum.add(upstream * values, at);
+      if (kWantsBeta) beta_sum.add(upstream, at);
+      if (kWantsInput) {
+        // The product is rounded as in the mean, so that a row of one element has a gradient of exactly 0.
+        const Floats product = upstream * load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset);
+        const Floats centred = fma(-values, projection, product - statistics.upstream);
+        Floats result = centred * roots.gradient[0] * roots.gradient[1];
+        if (kAddsGradSum) result += load_floats<Shape>(grad_sum + start + at.offset);
+        store_floats<Shape>(grad_input + start + at.offset, result);
+      }
+    }
+  }
+  if (kWantsGamma) gamma_sum.store(team, width);
+  if (kWantsBeta) beta_sum.store(team, width);
+}
+
+#define INSTANCE(name, function, ...) \
+  template [[host_name(#name)]] [[kernel]] decltype(function<__VA_ARGS__>) function<__VA_ARGS__>;
+#define INSTANCES(function, T, vectors, elements)                                                   \
+  INSTANCE(function##_##T##_x4_simdgroup, function, T, RowShape<kVectorElements, vectors, true>)    \
+  INSTANCE(function##_##T##_x4_threadgroup, function, T, RowShape<kVectorElements, vectors, false>) \
+  INSTANCE(function##_##T##_x1_simdgroup, function, T, RowShape<1, elements, true>)                 \
+  INSTANCE(function##_##T##_x1_threadgroup, function, T, RowShape<1, elements, false>)
+INSTANCES(layer_norm, float, kForwardVectors, kForwardElements)
+INSTANCES(layer_norm, half, kForwardVectors, kForwardElements)
+INSTANCES(layer_norm, bfloat, kForwardVectors, kForwardElements)
+INSTANCES(layer_norm_backward, float, kBackwardVectors, kBackwardElements)
+INSTANCES(layer_norm_backward, half, kBackwardVectors, kBackwardElements)
+INSTANCES(layer_norm_backward, bfloat, kBackwardVectors, kBackwardElements)

@@ -1,0 +1,88 @@
+#include "ops/rms_norm.h"
+
+#include "metal/launch.h"
+#include "metal/rms_norm_args.h"
+
+namespace rudnn {
+namespace {
+
+template <class Call>
+RmsNormArgs args_of(const Call& call) {
+  RmsNormArgs args;
+  args.width = call.gamma->numel();
+  args.rows = call.input->numel() / args.width;
+  args.epsilon = static_cast<float>(call.epsilon);
+  args.root_epsilon = static_cast<float>(std::sqrt(call.epsilon));
+  args.gamma_offset = call.zero_centered ? 1.0f : 0.0f;
+  return args;
+}
+
+// The function constants that both directions have.
+template <class Call>
+metal::Launch launch_of(const std::string& kernel, const Call& call) {
+  metal::Launch launch(kernel);
+  launch.bytes(0, args_of(call))
+      .constant(0, is_float32(call.gamma))
+      .constant(1, call.gate != nullptr)
+      .constant(2, call.activation == GateActivation::kSigmoid);
+  return launch;
+}
+
+}  // namespace
+
+void launch_rms_norm(const RmsNormCall& call) {
+  metal::run_on_device([&] {
+    const metal::Memory gamma = metal::input_data("gamma", call.gamma);
+    const metal::Memory input = metal::input_data("input", call.input);
+    const metal::Memory residual = metal::input_data("residual", call.residual);
+    const metal::Memory gate = metal::input_data("gate", call.gate);
+    const metal::Memory output = metal::output_data("output", call.output);
+    const metal::Memory sum = metal::output_data("sum", call.sum);
+    const RmsNormArgs args = args_of(call);
+    const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget,
+                                   metal::alignment_bits({gamma, input, residual, gate, output, sum}));
+    metal::Launch launch = launch_of(instance_of("rms_norm", dtype_of(*call.input), plan), call);
+    launch.constant(3, call.residual != nullptr)
+        .buffer(1, gamma)
+        .buffer(2, input)
+        .buffer(3, residual)
+        .buffer(4, gate)
+        .buffer(5, output)
+        .buffer(6, sum);
+    run_rows(launch, plan);
+  });
+}
+
+void launch_rms_norm_backward(const RmsNormBackwardCall& call) {
+  metal::run_on_device([&] {
+    const metal::Memory gamma = metal::input_data("gamma", call.gamma);
+    const metal::Memory grad = metal::input_data("grad", call.grad);
+    const metal::Memory grad_sum = metal::input_data("grad_sum", call.grad_sum);
+    const metal::Memory input = metal::input_data("input", call.input);
+    const metal::Memory gate = metal::input_data("gate", call.gate);
+    const metal::Memory grad_input = metal::output_data("grad_input", call.grad_input);
+    const metal::Memory grad_gate = metal::output_data("grad_gate", call.grad_gate);
+    const RmsNormArgs args = args_of(call);
+    const auto plan_of = call.grad_gamma != nullptr ? plan_summed_rows : plan_rows;
+    const RowPlan plan = plan_of(args.rows, args.width, kBackwardBudget,
+                                 metal::alignment_bits({gamma, grad, grad_sum, input, gate, grad_input, grad_gate}));
+    const Partials gamma_partials("grad_gamma", call.grad_gamma, *call.input, plan, args.width);
+    metal::Launch launch = launch_of(instance_of("rms_norm_backward", dtype_of(*call.input), plan), call);
+    launch.constant(4, call.grad_sum != nullptr)
+        .constant(5, call.grad_input != nullptr)
+        .constant(6, call.grad_gate != nullptr)
+        .constant(7, call.grad_gamma != nullptr)
+        .buffer(1, gamma)
+        .buffer(2, grad)
+        .buffer(3, grad_sum)
+        .buffer(4, input)
+        .buffer(5, gate)
+        .buffer(6, grad_input)
+        .buffer(7, grad_gate)
+        .buffer(8, gamma_partials.memory());
+    run_rows(launch, plan);
+    gamma_partials.sum();
+  });
+}
+
+}  // namespace rudnn

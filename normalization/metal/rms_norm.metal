@@ -1,0 +1,174 @@
+// rms_norm, rms_norm_gated and fused_add_rms_norm: y = x / sqrt(mean(x^2) + epsilon) * (gamma + gamma_offset)
+// [* activation(gate)].
+#include "metal/parameter_sums.h"
+#include "metal/rms_norm_args.h"
+#include "metal/row.h"
+
+using namespace metal;
+using namespace rudnn;
+
+constant bool kGammaIsFloat [[function_constant(0)]];
+constant bool kGated [[function_constant(1)]];
+constant bool kSigmoid [[function_constant(2)]];       // else silu
+constant bool kAddsResidual [[function_constant(3)]];  // x = input + residual, rounded to T
+constant bool kAddsGradSum [[function_constant(4)]];
+constant bool kWantsInput [[function_constant(5)]];
+constant bool kWantsGate [[function_constant(6)]];
+constant bool kWantsGamma [[function_constant(7)]];
+
+template <typename Floats>
+struct Activation {
+  Floats value;
+  Floats slope;
+};
+template <typename Floats>
+inline Activation<Floats> activate(Floats z) {
+  const Floats probability = 1.0f / (1.0f + precise::exp(-z));
+  const Floats complement = 1.0f - probability;
+  if (kSigmoid) return {probability, probability * complement};
+  const Floats silu = z * probability;
+  return {silu, fma(silu, complement, probability)};
+}
+
+// Of a row multiplied by `factor`.
+struct RmsStatistics {
+  float factor;
+  float mean_square;
+  float product;  // in the backward, the mean over the row of x times the gradient that reaches it
+};
+
+template <typename T, typename Shape>
+inline RmsStatistics measure(thread const Row<T, Shape>& x, Team team, long width, float factor) {
+  typename Shape::Floats squares = typename Shape::Floats(0.0f);
+  FOR_EACH_VECTOR(at, Shape, team, width) {
+    const typename Shape::Floats scaled = x.get(at) * factor;
+    squares += scaled * scaled;
+  }
+  return {factor, row_sum<Shape>(total(squares), team) / float(width), 0.0f};
+}
+
+template <typename T, typename Shape>
+[[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void rms_norm(
+    constant RmsNormArgs& args [[buffer(0)]], device const void* gamma [[buffer(1)]],
+    device const T* input [[buffer(2)]], device const T* residual [[buffer(3), function_constant(kAddsResidual)]],
+    device const T* gate [[buffer(4), function_constant(kGated)]], device T* output [[buffer(5)]],
+    device T* sum [[buffer(6), function_constant(kAddsResidual)]], uint group [[threadgroup_position_in_grid]],
+    uint groups [[threadgroups_per_grid]], uint index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  using Floats = typename Shape::Floats;
+  threadgroup float4 partial[kMostSimdgroups];
+  const Team team = team_of<Shape>(group, groups, index, threads, lane, simdgroup, partial);
+  const long width = args.width;
+  for (long row = team.row; row < args.rows; row += team.row_step) {
+    const long start = row * width;
+    Row<T, Shape> x;
+    if (kAddsResidual)
+      x.load_sum(input + start, residual + start, sum + start, team, width);
+    else
+      x.load(input + start, team, width);
+
+    RmsStatistics statistics = measure(x, team, width, 1.0f);
+    RowRoots roots = roots_of(statistics.mean_square + args.epsilon);
+    if (!in_range(statistics.mean_square + args.epsilon)) {
+      statistics = measure(x, team, width, power_of_two_scale(largest_magnitude(x, team, width)));
+      roots = roots_of_scaled(statistics.mean_square, statistics.factor, args.root_epsilon);
+    }
+
+    FOR_EACH_VECTOR(at, Shape, team, width) {
+      const Floats weight = load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset) + args.gamma_offset;
+      Floats values = x.get(at) * statistics.factor * roots.normalise * weight;
+      if (kGated) values *= activate(load_floats<Shape>(gate + start + at.offset)).value;
+      store_floats<Shape>(output + start + at.offset, values);
+    }
+  }
+}
+
+template <typename T, typename Shape>
+inline RmsStatistics measure_backward(thread const Row<T, Shape>& x, thread const Row<T, Shape>& grad,
+                                      device const void* gamma, float gamma_offset, device const T* gate, Team team,
+                                      long width, float factor) {
+  using Floats = typename Shape::Floats;
+  Floats squares = Floats(0.0f);
+  Floats products = Floats(0.0f);
+  FOR_EACH_VECTOR(at, Shape, team, width) {
+    Floats upstream = grad.get(at) * (load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset) + gamma_offset);
+    if (kGated) upstream *= activate(load_floats<Shape>(gate + at.offset)).value;
+    const Floats scaled = x.get(at) * factor;
+    squares += scaled * scaled;
+    products += upstream * scaled;
+  }
+  const float2 sums = row_sum<Shape>(float2(total(squares), total(products)), team) / float(width);
+  return {factor, sums.x, sums.y};
+}
+
+// With n = x / sqrt(mean(x^2) + epsilon) and d = grad * weight [* activation(gate)], the gradient of x is
+// (d - n * mean(d * n)) / sqrt(mean(x^2) + epsilon).
+template <typename T, typename Shape>
+[[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void rms_norm_backward(
+    constant RmsNormArgs& args [[buffer(0)]], device const void* gamma [[buffer(1)]],
+    device const T* grads [[buffer(2)]], device const T* grad_sum [[buffer(3), function_constant(kAddsGradSum)]],
+    device const T* input [[buffer(4)]], device const T* gate [[buffer(5), function_constant(kGated)]],
+    device T* grad_input [[buffer(6), function_constant(kWantsInput)]],
+    device T* grad_gate [[buffer(7), function_constant(kWantsGate)]],
+    device float* gamma_partials [[buffer(8), function_constant(kWantsGamma)]],
+    uint group [[threadgroup_position_in_grid]], uint groups [[threadgroups_per_grid]],
+    uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  using Floats = typename Shape::Floats;
+  threadgroup float4 partial[kMostSimdgroups];
+  const Team team = team_of<Shape>(group, groups, index, threads, lane, simdgroup, partial);
+  const long width = args.width;
+  ParameterSum<Shape> gamma_sum;
+  if (kWantsGamma) gamma_sum.clear(gamma_partials, team, width);
+  for (long row = team.row; row < args.rows; row += team.row_step) {
+    const long start = row * width;
+    Row<T, Shape> x;
+    Row<T, Shape> grad;
+    x.load(input + start, team, width);
+    grad.load(grads + start, team, width);
+    device const T* gates = kGated ? gate + start : nullptr;
+
+    RmsStatistics statistics = measure_backward(x, grad, gamma, args.gamma_offset, gates, team, width, 1.0f);
+    RowRoots roots = roots_of(statistics.mean_square + args.epsilon);
+    if (!in_range(statistics.mean_square + args.epsilon) || !is_finite(statistics.product)) {
+      const float factor = power_of_two_scale(largest_magnitude(x, team, width));
+      statistics = measure_backward(x, grad, gamma, args.gamma_offset, gates, team, width, factor);
+      roots = roots_of_scaled(statistics.mean_square, factor, args.root_epsilon);
+    }
+    const Floats projection = Floats(clamped(statistics.product * roots.normalise));
+
+    FOR_EACH_VECTOR(at, Shape, team, width) {
+      const Floats values = x.get(at) * statistics.factor * roots.normalise;
+      const Floats weight = load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset) + args.gamma_offset;
+      Floats upstream = grad.get(at);
+      if (kGated) {
+        const Activation<Floats> activation = activate(load_floats<Shape>(gates + at.offset));
+        if (kWantsGate)
+          store_floats<Shape>(grad_gate + start + at.offset, upstream * values * weight * activation.slope);
+        upstream *= activation.value;
+      }
+      if (kWantsGamma) gamma_sum.add(upstream * values, at);
+      if (kWantsInput) {
+        Floats result = fma(-values, projection, upstream * weight) * roots.gradient[0] * roots.gradient[1];
+        if (kAddsGradSum) result += load_floats<Shape>(grad_sum + start + at.offset);
+        store_floats<Shape>(grad_input + start + at.offset, result);
+      }
+    }
+  }
+  if (kWantsGamma) gamma_sum.store(team, width);
+}
+
+#define INSTANCE(name, function, ...) \
+  template [[host_name(#name)]] [[kernel]] decltype(function<__VA_ARGS__>) function<__VA_ARGS__>;
+#define INSTANCES(function, T, vectors, elements)                                                   \
+  INSTANCE(function##_##T##_x4_simdgroup, function, T, RowShape<kVectorElements, vectors, true>)    \
+  INSTANCE(function##_##T##_x4_threadgroup, function, T, RowShape<kVectorElements, vectors, false>) \
+  INSTANCE(function##_##T##_x1_simdgroup, function, T, RowShape<1, elements, true>)                 \
+  INSTANCE(function##_##T##_x1_threadgroup, function, T, RowShape<1, elements, false>)
+INSTANCES(rms_norm, float, kForwardVectors, kForwardElements)
+INSTANCES(rms_norm, half, kForwardVectors, kForwardElements)
+INSTANCES(rms_norm, bfloat, kForwardVectors, kForwardElements)
+INSTANCES(rms_norm_backward, float, kBackwardVectors, kBackwardElements)
+INSTANCES(rms_norm_backward, half, kBackwardVectors, kBackwardElements)
+INSTANCES(rms_norm_backward, bfloat, kBackwardVectors, kBackwardElements)

@@ -1,0 +1,20 @@
+// What launchers and shaders of rms_norm, rms_norm_gated and fused_add_rms_norm agree on.
+#pragma once
+
+#ifdef __METAL_VERSION__
+#include <metal_stdlib>
+#else
+#include <cstdint>
+#endif
+
+namespace rudnn {
+
+struct RmsNormArgs {
+  int64_t rows;
+  int64_t width;  // elements of a row, which are contiguous, as are the rows
+  float epsilon;
+  float root_epsilon;  // its square root
+  float gamma_offset;  // 1 for zero-centred parameters
+};
+
+}  // namespace rudnn

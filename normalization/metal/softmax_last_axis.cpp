@@ -1,0 +1,32 @@
+#include "ops/softmax_last_axis.h"
+
+#include "metal/launch.h"
+#include "metal/softmax_last_axis_args.h"
+
+namespace rudnn {
+
+void launch_softmax_last_axis(const Tensor& input, const Tensor& output) {
+  metal::run_on_device([&] {
+    const SoftmaxArgs args = {input.numel() / input.size(-1), input.size(-1)};
+    const metal::Memory x = metal::input_data("input", &input);
+    const metal::Memory y = metal::output_data("output", &output);
+    const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget, metal::alignment_bits({x, y}));
+    const std::string kernel = instance_of("softmax_last_axis", dtype_of(input), plan);
+    run_rows(metal::Launch(kernel).bytes(0, args).buffer(1, x).buffer(2, y), plan);
+  });
+}
+
+void launch_softmax_last_axis_backward(const Tensor& grad, const Tensor& output, const Tensor& grad_input) {
+  metal::run_on_device([&] {
+    const SoftmaxArgs args = {output.numel() / output.size(-1), output.size(-1)};
+    const metal::Memory grads = metal::input_data("grad", &grad);
+    const metal::Memory y = metal::input_data("output", &output);
+    const metal::Memory result = metal::output_data("grad_input", &grad_input);
+    const uintptr_t offsets = metal::alignment_bits({grads, y, result});
+    const RowPlan plan = plan_rows(args.rows, args.width, kBackwardBudget, offsets);
+    const std::string kernel = instance_of("softmax_last_axis_backward", dtype_of(output), plan);
+    run_rows(metal::Launch(kernel).bytes(0, args).buffer(1, grads).buffer(2, y).buffer(3, result), plan);
+  });
+}
+
+}  // namespace rudnn
