@@ -1,5 +1,5 @@
-// Launching a Metal kernel from plain C++. On the bench Launch::run is simt/metal/pipeline.cpp; the one for Metal,
-// pipeline.mm, is not written yet.
+// Launching a Metal kernel from plain C++. Launch::run is pipeline.mm on Apple's devices, where it starts the kernel on
+// PyTorch's MPS stream and does not wait, and simt/metal/pipeline.cpp on the bench.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +50,7 @@ class Launch {
     return *this;
   }
 
-  // Starts the kernel. Throws std::runtime_error if it does not exist or the launch is refused.
+  // Starts the kernel. Throws std::runtime_error if it does not exist or the launch is refused; an empty grid is.
   void run(Size threadgroups, Size threads) const;
 
  private:
@@ -81,6 +81,8 @@ class Launch {
     const auto* begin = static_cast<const unsigned char*>(value);
     return {index, {begin, begin + bytes}};
   }
+
+  class Pipelines;  // of pipeline.mm
 
   std::string kernel_;
   std::vector<Binding> buffers_, threadgroup_;
