@@ -14,8 +14,9 @@ from devtools.project import ROOT, VENV, relative
 
 HELP = "check format, types, build files and copies"
 DESCRIPTION = """\
-Runs ruff, mypy and clang-format, checks the Metal shaders with clang-19 where it is installed, compares the copies of
-common/, validates each build.toml as kernel-builder does, and refuses package registry settings in tracked files.
+Runs ruff, mypy and clang-format, checks Metal shaders and their host code with clang-19 where it is installed, compares
+the copies of common/, validates each build.toml as kernel-builder does, and refuses package registry settings in tracked
+files.
 Every check runs, and all findings are shown.
 """
 NEEDS_ENVIRONMENT = True
@@ -45,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         "mypy": _mypy,
         "clang-format": lambda: _clang_format(files, "--dry-run", "-Werror"),
         "Metal shaders": lambda: _report(_metal(files)),
+        "Metal host code": lambda: _report(_metal_host()),
         "copies of common/": lambda: _report(
             problem for family in discover() for problem in vendoring.problems(family)
         ),
@@ -104,6 +106,17 @@ def _metal(files: list[Path]) -> Iterator[str]:
         return
     for path in shaders:
         yield from lint.lint(path, include=[ROOT / path.relative_to(ROOT).parts[0]])
+
+
+def _metal_host() -> Iterator[str]:
+    from devtools import metal_host
+    from devtools.console import notice
+    from simt.metal import lint
+
+    if lint.compiler() is None:
+        notice("clang-19 was not found, so the host code of Metal kernels is not checked here")
+        return
+    yield from metal_host.findings(discover())
 
 
 def _build_files() -> bool:
