@@ -80,10 +80,12 @@ inline long chunk_of(Team team) {
 
 // Runs the statement that follows for each of the thread's vectors of a row, whose Place is `at`. kVector divides the
 // width. The inner loop is unrolled, so that slots are known and what is held stays in registers.
-#define FOR_EACH_VECTOR(at, Shape, team, width)                         \
-  for (long chunk = 0; chunk < (width); chunk += chunk_of<Shape>(team)) \
-  _Pragma("unroll") for (int slot = 0; slot < Shape::kHeld;             \
-                         ++slot) if (const Place at = place_of<Shape>(team, chunk, slot); at.offset < (width))
+// clang-format off
+#define FOR_EACH_VECTOR(at, Shape, team, width)                                 \
+  for (long chunk = 0; chunk < (width); chunk += chunk_of<Shape>(team))         \
+    _Pragma("unroll") for (int slot = 0; slot < Shape::kHeld; ++slot)           \
+      if (const Place at = place_of<Shape>(team, chunk, slot); at.offset < (width))
+// clang-format on
 
 // Neighbouring elements, moved at once.
 
