@@ -106,6 +106,18 @@ def test_extremes_of_negative_numbers(run):
     assert (out[0] == -9).all() and (out[1] == -40).all()
 
 
+@pytest.mark.parametrize("has_second", [True, False])
+def test_float_extremes_leave_nan_out_and_a_buffer_may_be_missing(run, has_second):
+    x, z = np.random.default_rng(2).standard_normal((2, 32, 4)).astype(np.float32)
+    x[3, 1] = z[5, 2] = x[7, 0] = z[7, 0] = np.nan
+    buffers = [Buffer(x, "x")] + ([Buffer(z, "z")] if has_second else [])
+    out = run("float_extremes", output((3, 32, 4), np.float32), *buffers, constant=int(has_second))
+    other = z if has_second else np.zeros_like(z)
+    np.testing.assert_array_equal(out[0], np.fmax(x, other))
+    np.testing.assert_array_equal(out[1], np.fmin(x, other))
+    np.testing.assert_allclose(out[2], x.astype(np.float64) * other + 1, rtol=1e-6, atol=1e-6)
+
+
 def test_positions_and_function_constants(run):
     out = run("positions", output((3, 64), np.int32), groups=3, threads=64, constant=7)
     thread = np.arange(64)

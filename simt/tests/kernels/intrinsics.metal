@@ -48,6 +48,21 @@ kernel void half_extremes(device half* y [[buffer(0)]], device const half* x [[b
   y[32 + lane] = simd_min(x[lane]);
 }
 
+constant bool kHasSecond [[function_constant(0)]];
+
+// With a limit of threads and a buffer that may be missing. x and z may be NaN.
+[[kernel, max_total_threads_per_threadgroup(64)]] void float_extremes(device float4* y [[buffer(0)]],
+                                                                      device const float4* x [[buffer(1)]],
+                                                                      device const float4* z
+                                                                      [[buffer(2), function_constant(kHasSecond)]],
+                                                                      uint lane [[thread_index_in_simdgroup]]) {
+  float4 other = float4(0.0f);
+  if (kHasSecond) other = z[lane];
+  y[lane] = fmax(x[lane], other);
+  y[32 + lane] = fmin(x[lane], other);
+  y[64 + lane] = fma(x[lane], other, float4(1.0f));
+}
+
 kernel void positions(device int* y [[buffer(0)]], uint3 group [[threadgroup_position_in_grid]],
                       uint2 groups [[threadgroups_per_grid]], uint index [[thread_index_in_threadgroup]],
                       uint size [[threads_per_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
