@@ -7,6 +7,8 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <sstream>
+#include <utility>
 
 #include "state.h"
 
@@ -30,33 +32,35 @@ struct Line {
   int line;
 };
 
-// The inlined calls at an instruction, innermost first, as addr2line knows them.
-const std::vector<Line>& lines_at(void* return_address) {
-  static std::map<void*, std::vector<Line>> known;
-  const auto found = known.find(return_address);
-  if (found != known.end()) return found->second;
-  std::vector<Line>& lines = known[return_address];
-  Dl_info module;
-  if (!dladdr(return_address, &module)) return lines;
-  const uintptr_t offset = static_cast<char*>(return_address) - static_cast<char*>(module.dli_fbase);
-  char command[4400];
-  snprintf(command, sizeof command, "addr2line -f -C -i -e '%s' 0x%zx 2>/dev/null", module.dli_fname, offset - 1);
-  FILE* pipe = popen(command, "r");
-  char function[2048], position[2048];
-  while (pipe && fgets(function, sizeof function, pipe) && fgets(position, sizeof position, pipe)) {
-    function[strcspn(function, "\n")] = 0;
-    char* colon = strrchr(position, ':');
-    if (!colon || position[0] == '?') continue;
-    *colon = 0;
-    lines.push_back({position, function, atoi(colon + 1)});
+// The inlined calls at the instruction before a return address, innermost first.
+std::map<void*, std::vector<Line>> known_lines;
+
+std::string next_line(FILE* pipe) {
+  std::string line;
+  for (int c = fgetc(pipe); c != EOF && c != '\n'; c = fgetc(pipe)) line += static_cast<char>(c);
+  return line;
+}
+
+// One run of addr2line, which costs more than its answers.
+void ask_addr2line(const std::string& module, const std::vector<std::pair<void*, uintptr_t>>& offsets) {
+  std::stringstream command;
+  command << "addr2line -a -f -C -i -e '" << module << "'" << std::hex;
+  for (const auto& [address, offset] : offsets) command << " 0x" << offset - 1;
+  FILE* pipe = popen((command.str() + " 2>/dev/null").c_str(), "r");
+  if (!pipe) return;
+  auto next = offsets.begin();
+  std::vector<Line>* lines = nullptr;
+  for (std::string head = next_line(pipe); !head.empty(); head = next_line(pipe)) {
+    if (head.compare(0, 2, "0x") == 0) {  // the address that is asked for; its functions and positions follow
+      lines = &known_lines[(next++)->first];
+      continue;
+    }
+    const std::string position = next_line(pipe);
+    const size_t colon = position.rfind(':');
+    if (position[0] != '?' && colon != std::string::npos)
+      lines->push_back({position.substr(0, colon), head, atoi(position.c_str() + colon + 1)});
   }
-  if (pipe) pclose(pipe);
-  if (lines.empty()) {
-    char text[64];
-    snprintf(text, sizeof text, "+0x%zx", offset);
-    lines.push_back({module.dli_fname + std::string(text), "", 0});
-  }
-  return lines;
+  pclose(pipe);
 }
 
 // "0-31, 64" from a sorted list.
@@ -70,6 +74,21 @@ std::string ranges(const std::vector<uint32_t>& numbers) {
 }
 
 }  // namespace
+
+void load_lines(const std::vector<void*>& addresses) {
+  constexpr size_t kMost = 1000;  // a command line has room for so many
+  std::map<std::string, std::vector<std::pair<void*, uintptr_t>>> unknown;
+  for (void* address : addresses) {
+    Dl_info module;
+    if (known_lines.count(address) || !dladdr(address, &module)) continue;
+    known_lines[address];
+    auto& offsets = unknown[module.dli_fname];
+    offsets.emplace_back(address, static_cast<char*>(address) - static_cast<char*>(module.dli_fbase));
+    if (offsets.size() == kMost) ask_addr2line(module.dli_fname, std::exchange(offsets, {}));
+  }
+  for (const auto& [module, offsets] : unknown)
+    if (!offsets.empty()) ask_addr2line(module, offsets);
+}
 
 // Return addresses up the stack, of the kernel and of the engine, as far as the frame pointers can be trusted.
 std::vector<void*> frames_of(void* frame_pointer) {
@@ -90,8 +109,8 @@ std::vector<void*> frames_of(void* frame_pointer) {
 
 std::string locate(const std::vector<void*>& frames) {
   std::vector<Line> all, shown;
-  for (void* frame : frames)
-    for (const Line& line : lines_at(frame)) all.push_back(line);
+  load_lines(frames);
+  for (void* frame : frames) all.insert(all.end(), known_lines[frame].begin(), known_lines[frame].end());
   std::copy_if(all.begin(), all.end(), std::back_inserter(shown), [](const Line& l) { return !is_internal(l.file); });
   if (shown.empty()) shown.swap(all);  // better a line of the emulation than none
   if (shown.empty()) return "an unknown line";
@@ -114,8 +133,10 @@ void throw_error() {
 
 void fail_at_frames(const char* kind, const std::string& text, const std::vector<void*>& frames) {
   checking = false;
-  // An address inside the kernel, because lines_at looks at the byte before the one it is given.
-  const auto& kernel = lines_at(static_cast<char*>(const_cast<void*>(launch.kernel)) + 1);
+  // An address inside the kernel, because the byte before it is looked at.
+  void* entry = static_cast<char*>(const_cast<void*>(launch.kernel)) + 1;
+  load_lines({entry});
+  const auto& kernel = known_lines[entry];
   std::string message = kind + (" at " + locate(frames)) + ": " + text;
   if (!kernel.empty()) message += "\n  in " + kernel.back().function;
   if (running) message += ", block " + to_text(block.index) + ", thread " + to_text(running->index);

@@ -172,6 +172,7 @@ void start_from_snapshot(size_t index);  // of the buffer in `buffers`
 void trace_access(const void* address, size_t bytes, bool write, Space space, const Fiber& fiber, void* pc);
 
 // report.cpp
+void load_lines(const std::vector<void*>& addresses);  // all at once, for many calls of locate
 // The innermost kernel line as "file:line", and after " < " the lines that called it.
 std::string locate(const std::vector<void*>& frames);
 std::vector<void*> frames_of(void* frame_pointer);

@@ -34,6 +34,9 @@ SIMT_API void simt_start_trace(int64_t block, int64_t warp) {
 // The records stay until the next start.
 SIMT_API int64_t simt_stop_trace(const void** records) {
   simt::traced_block = simt::traced_warp = -1;
+  std::vector<void*> instructions;
+  for (const simt::Record& record : simt::records) instructions.push_back(reinterpret_cast<void*>(record.pc));
+  simt::load_lines(instructions);
   *records = simt::records.data();
   return static_cast<int64_t>(simt::records.size());
 }

@@ -4,7 +4,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
