@@ -23,8 +23,8 @@ HELP = "tell registers, spills and memory transactions of the CUDA kernels, with
 DESCRIPTION = """\
 Compiles each family's CUDA kernels for sm_80 and sm_90 and reads their registers, spills and shared memory from the
 compiler; then traces the cases of benchmarks/static_cases.py on the SIMT bench and counts the sectors and bank
-conflicts of a warp. The figures are kept in <family>/benchmarks/static/. A kernel may spill if its entry in the JSON file has
-a "reason".
+conflicts of a warp. The figures are kept in <family>/benchmarks/static/. A kernel may spill if its entry in the JSON
+file has a "reason".
 """
 NEEDS_ENVIRONMENT = True
 
