@@ -12,6 +12,7 @@ from simt.metal import prepass
 X = np.arange(1024, dtype=np.float32)
 FAULTS = {
     "missing_barrier": {"shared-race"},
+    "matrix_overwritten": {"shared-race"},
     "weak_flags": {"global-race", "uninitialised-read"},
     "divergent_barrier": {"divergent-barrier"},
     "out_of_bounds": {"out-of-bounds"},

@@ -234,6 +234,33 @@ __global__ void copy_without_barrier(float* y, const float* x) {
 }
 
 template <bool kFault>
+__global__ void copy_over_unread(float* y, const float* x) {
+  __shared__ __align__(16) float tile[4 * kThreads];
+  const int i = threadIdx.x;
+  float sum = 0;
+  for (int step = 0; step < 2; ++step) {
+    cp_async<16>(&tile[4 * i], x + 4 * (step * kThreads + i));  // either: copy_over_unread
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+    sum += tile[4 * (kThreads - 1 - i)];  // either: copy_over_unread
+    if (!kFault) __syncthreads();
+  }
+  y[i] = sum;
+}
+
+template <bool kFault>
+__global__ void matrix_without_barrier(float* y, const float* x) {
+  __shared__ __align__(16) uint16_t rows[kThreads][8];
+  const int i = threadIdx.x;
+  for (int k = 0; k < 8; ++k) rows[i][k] = static_cast<uint16_t>(x[i]);
+  if (!kFault) __syncthreads();
+  uint32_t r[4];
+  ldmatrix<4>(r, rows[kThreads - 1 - i]);  // at: matrix_without_barrier
+  y[i] = static_cast<float>(r[0] & 0xffff);
+}
+
+template <bool kFault>
 __global__ void copy_never_waited(float* y, const float* x) {
   __shared__ __align__(16) float tile[4 * kThreads];
   const int i = threadIdx.x;
@@ -260,7 +287,7 @@ __global__ void bulk_copy_never_waited(float* y, const float* x) {
 
 // A ring of kStages tiles: warp 0 fills them by bulk copies, warp 1 reads them. PipelineFault selects what is wrong.
 
-enum PipelineFault { kNone, kEarlyArrival, kNoFullWait, kNoArrival, kNoInitBarrier };
+enum PipelineFault { kNone, kEarlyArrival, kNoFullWait, kNoEmptyWait, kNoArrival, kNoInitBarrier };
 
 template <PipelineFault kWrong>
 __device__ __forceinline__ void pipeline(float* y, const float* x) {
@@ -279,8 +306,8 @@ __device__ __forceinline__ void pipeline(float* y, const float* x) {
   for (int tile = 0; tile < kTiles; ++tile) {
     const int stage = tile % kStages, parity = tile / kStages % 2;
     if (warp == 0 && lane == 0) {
-      mbarrier_wait(&empty[stage], parity ^ 1);  // at: pipeline_no_arrival
-      mbarrier_arrive_expect(&full[stage], sizeof ring[stage]);
+      if (kWrong != kNoEmptyWait) mbarrier_wait(&empty[stage], parity ^ 1);        // at: pipeline_no_arrival
+      mbarrier_arrive_expect(&full[stage], sizeof ring[stage]);                    // at: pipeline_no_empty_wait
       bulk_copy(ring[stage], x + tile * kTile, sizeof ring[stage], &full[stage]);  // either: pipeline_early_arrival
     }
     if (warp == 1) {
@@ -289,8 +316,7 @@ __device__ __forceinline__ void pipeline(float* y, const float* x) {
       const float value = ring[stage][lane];  // at: pipeline_no_full_wait, either: pipeline_early_arrival
       y[tile * kTile + lane] = 2 * value;
       __syncwarp();
-      if ((kWrong == kNone || kWrong == kNoFullWait || kWrong == kNoInitBarrier) && lane == 0)
-        mbarrier_arrive(&empty[stage]);
+      if (kWrong != kEarlyArrival && kWrong != kNoArrival && lane == 0) mbarrier_arrive(&empty[stage]);
     }
   }
 }
@@ -302,6 +328,10 @@ __global__ void pipeline_early_arrival(float* y, const float* x) {
 template <bool kFault>
 __global__ void pipeline_no_full_wait(float* y, const float* x) {
   pipeline<kFault ? kNoFullWait : kNone>(y, x);
+}
+template <bool kFault>
+__global__ void pipeline_no_empty_wait(float* y, const float* x) {
+  pipeline<kFault ? kNoEmptyWait : kNone>(y, x);
 }
 template <bool kFault>
 __global__ void pipeline_no_arrival(float* y, const float* x) {
@@ -387,10 +417,13 @@ FAULT(part_of_a_warp_at_a_barrier, 1, 0)
 FAULT(local_memory_of_another, 1, 0)
 FAULT(weak_wait, 1, 0)
 FAULT(copy_without_barrier, 1, 0)
+FAULT(copy_over_unread, 1, 0)
+FAULT(matrix_without_barrier, 1, 0)
 FAULT(copy_never_waited, 1, 0)
 FAULT(bulk_copy_never_waited, 1, 0)
 FAULT(pipeline_early_arrival, 1, 0)
 FAULT(pipeline_no_full_wait, 1, 0)
+FAULT(pipeline_no_empty_wait, 1, 0)
 FAULT(pipeline_no_arrival, 1, 0)
 FAULT(pipeline_no_init_barrier, 1, 0)
 FAULT(pipeline_two_readers, 1, 0)

@@ -17,6 +17,18 @@ kernel void missing_barrier(device float* y [[buffer(0)]], device const float* x
   y[i] = tile[i];
 }
 
+kernel void matrix_overwritten(device float* y [[buffer(0)]], device const float* x [[buffer(1)]],
+                               uint i [[thread_position_in_threadgroup]]) {
+  threadgroup float tile[kThreads];
+  tile[i] = x[i];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  simdgroup_float8x8 m;
+  simdgroup_load(m, tile, 8);  // at: matrix_overwritten
+  if (!kFault) threadgroup_barrier(mem_flags::mem_threadgroup);
+  tile[i] = 0.0f;  // at: matrix_overwritten
+  y[i] = m.thread_elements()[0];
+}
+
 kernel void weak_flags(device float* y [[buffer(0)]], device const float* x [[buffer(1)]],
                        uint i [[thread_position_in_threadgroup]]) {
   y[i] = x[i];
