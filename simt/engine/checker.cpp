@@ -316,11 +316,13 @@ void deliver_async_write(void* target, size_t bytes, uint32_t time) {
 
 void register_buffer(const void* begin, size_t bytes, const char* name, Access access) {
   char* from = static_cast<char*>(const_cast<void*>(begin));
-  for (const Memory& known : buffers)
-    if (known.begin == from && known.size() == bytes && known.access == access) return;
-  buffers.push_back(
-      {{from, from + bytes}, "buffer '" + std::string(name) + "'", kGlobal, access, {}, newest_epoch + 1});
-  start_from_snapshot(buffers.size() - 1);
+  Memory buffer{{from, from + bytes}, "buffer '" + std::string(name) + "'", kGlobal, access, {}, newest_epoch + 1};
+  if (buffer.is_result()) {
+    for (const Memory& known : buffers)
+      if (known.begin == from && known.size() == bytes && known.access == access) return;
+    start_from_snapshot(buffer);
+  }
+  buffers.push_back(std::move(buffer));
 }
 
 void check_outputs() {

@@ -30,7 +30,7 @@ enum class Access {
   scratch,  // undefined before, may stay unwritten
 };
 // Global memory that kernels may touch; everything else is out of bounds. Where ranges overlap, the newest counts;
-// registering one again changes nothing.
+// registering an output or update again, as it is, changes nothing.
 SIMT_API void register_buffer(const void* begin, size_t bytes, const char* name, Access access);
 SIMT_API void check_outputs();  // throws Error of kind unwritten-output
 SIMT_API void clear_buffers();

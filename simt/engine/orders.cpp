@@ -31,34 +31,35 @@ const std::string& name_of(Order order) {
   return std::find_if(kNames.begin(), kNames.end(), [&](const auto& pair) { return pair.second == order; })->first;
 }
 
-// What a buffer held when the first order registered it, and when that order had ended.
+// What a result's buffer held when the first order registered it, and when that order had ended.
 struct Snapshot {
   std::vector<char> before, after;
 };
-std::vector<Snapshot> snapshots;  // of the buffers in the order of their registration; empty for inputs
+std::vector<Snapshot> snapshots;  // of the results in the order of their registration
+size_t registered = 0;            // results of the current order so far
 bool keeps_snapshots = false;
 size_t current = 0;  // index in orders()
 
 std::vector<char> contents(const Range& range) { return {range.begin, range.end}; }
 
-bool is_result(const Memory& buffer) { return buffer.access == Access::output || buffer.access == Access::update; }
-
-void compare_with_first_order(const Memory& buffer, const std::vector<char>& first) {
-  const auto [mine, theirs] = std::mismatch(buffer.begin, buffer.end, first.begin(), first.end());
-  if (mine == buffer.end) return;
+void compare_with_first_order(const Memory& result, const std::vector<char>& first) {
+  const auto [mine, theirs] = std::mismatch(result.begin, result.end, first.begin(), first.end());
+  if (mine == result.end) return;
   fail_at_frames("order-dependent",
-                 "the byte at offset " + std::to_string(mine - buffer.begin) + " of " + buffer.name +
+                 "the byte at offset " + std::to_string(mine - result.begin) + " of " + result.name +
                      " differs between the orders " + name_of(orders().front()) + " and " + name_of(current_order()),
                  launch.frames);
 }
 
 void keep_or_compare_results() {
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!is_result(buffers[i])) continue;
+  size_t index = 0;
+  for (const Memory& buffer : buffers) {
+    if (!buffer.is_result()) continue;
+    Snapshot& snapshot = snapshots[index++];
     if (current == 0)
-      snapshots[i].after = contents(buffers[i]);
+      snapshot.after = contents(buffer);
     else
-      compare_with_first_order(buffers[i], snapshots[i].after);
+      compare_with_first_order(buffer, snapshot.after);
   }
 }
 
@@ -67,21 +68,21 @@ class Turn {
  public:
   Turn() {
     if (taken_) throw std::logic_error("an operator is called from inside another one's run on the bench");
-    mutex_.lock();
-    taken_ = true;
+    lock_.lock();
     keeps_snapshots = orders().size() > 1;
+    taken_ = true;
   }
   ~Turn() {
     keeps_snapshots = false;
     snapshots.clear();
     current = 0;
     taken_ = false;
-    mutex_.unlock();
   }
 
  private:
   static inline std::mutex mutex_;
   static inline thread_local bool taken_ = false;
+  std::unique_lock<std::mutex> lock_{mutex_, std::defer_lock};
 };
 
 }  // namespace
@@ -93,24 +94,24 @@ std::vector<Order>& orders() {
 
 Order current_order() { return orders()[current]; }
 
-void start_from_snapshot(size_t index) {
+void start_from_snapshot(const Memory& result) {
   if (!keeps_snapshots) return;
-  const Memory& buffer = buffers[index];
+  const size_t index = registered++;
   if (index == snapshots.size()) {
-    snapshots.push_back({});
-    if (buffer.access != Access::input) snapshots.back().before = contents(buffer);
-  } else if (buffer.access != Access::input) {
-    const std::vector<char>& before = snapshots[index].before;
-    if (before.size() != buffer.size())
-      throw std::logic_error("another order registers " + buffer.name + " with another size");
-    std::copy(before.begin(), before.end(), buffer.begin);
+    snapshots.push_back({contents(result), {}});
+    return;
   }
+  const std::vector<char>& before = snapshots[index].before;
+  if (before.size() != result.size())
+    throw std::logic_error("another order registers " + result.name + " with another size");
+  std::copy(before.begin(), before.end(), result.begin);
 }
 
 void run_in_each_order(const std::function<void()>& call) {
   const Turn turn;
   for (current = 0; current < orders().size(); ++current) {
     const BufferScope scope;
+    registered = 0;
     call();
     check_outputs();
     if (keeps_snapshots) keep_or_compare_results();

@@ -104,6 +104,8 @@ struct Memory : Range {
   Access access;
   Cells cells{};       // from the first checked launch on; none for inputs
   uint32_t since = 0;  // the first epoch in which this range was this memory
+
+  bool is_result() const { return access == Access::output || access == Access::update; }
 };
 
 struct Launch {
@@ -166,7 +168,7 @@ void publish(Fiber& fiber, Clock& into);  // release: what the fiber did so far 
 
 // orders.cpp
 Order current_order();
-void start_from_snapshot(size_t index);  // of the buffer in `buffers`
+void start_from_snapshot(const Memory& result);
 
 // trace.cpp
 void trace_access(const void* address, size_t bytes, bool write, Space space, const Fiber& fiber, void* pc);

@@ -51,6 +51,10 @@ def test_every_order_starts_with_what_the_buffer_held(library):
     assert np.array_equal(call(library, "run_update", y=y), 10 + X)
 
 
+def test_launches_of_a_call_may_share_an_output(library):
+    assert np.array_equal(call(library, "run_two_launches"), 2 * X)
+
+
 def test_nested_call_is_an_error_and_nothing_sticks(library):
     assert "called from inside another one's run" in call(library, "run_nested")
     assert np.array_equal(call(library, "run_same"), X + X[::-1])
@@ -66,7 +70,7 @@ def test_environment_lists_the_orders(bench, orders, accepted):
     """In a process of its own, because the engine reads the environment once."""
     library = bench.load(SOURCE, checked=False)._name
     script = "import ctypes, sys; run = ctypes.CDLL(sys.argv[1]).run_order_dependent; run.restype = ctypes.c_char_p; "
-    script += "y = (ctypes.c_float * 64)(); x = (ctypes.c_float * 64)(*range(64)); print(run(y, x))"
+    script += "y = (ctypes.c_float * 64)(); x = (ctypes.c_float * 64)(*range(64)); print(run(y, x), run(y, x))"
     command = [sys.executable, "-c", script, library]
     done = subprocess.run(command, env={**os.environ, "RUDNN_SIMT_ORDER": orders}, capture_output=True, text=True)
     expected = {"reverse": "None", "": "RUDNN_SIMT_ORDER is empty"}.get(orders, "order-dependent at orders.cu")

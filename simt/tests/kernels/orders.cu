@@ -18,6 +18,12 @@ __global__ void ordered(float* y, const float* x) {
   if (kWhich == 2) y[i] += x[i];
 }
 
+__global__ void halves(float* y, float* scratch, const float* x, int half) {
+  const int i = threadIdx.x;
+  scratch[i] = x[i];
+  if (i / 32 == half) y[i] = 2 * scratch[i];
+}
+
 template <int kWhich>
 void call(float* y, const float* x, simt::Access access) {
   simt::run_in_each_order([&] {
@@ -27,6 +33,18 @@ void call(float* y, const float* x, simt::Access access) {
   });
 }
 
+// Two launches write a part of one output each.
+ENTRY(run_two_launches, float* y, const float* x) {
+  ENTRY_BODY(simt::run_in_each_order([&] {
+    std::vector<float> scratch(kThreads);
+    simt::register_buffer(x, kThreads * sizeof *x, "x", simt::Access::input);
+    simt::register_buffer(scratch.data(), scratch.size() * sizeof(float), "scratch", simt::Access::scratch);
+    for (int half = 0; half < 2; ++half) {
+      simt::register_buffer(y, kThreads * sizeof *y, "y", simt::Access::output);
+      launch(halves, {1, kThreads}, y, scratch.data(), x, half);
+    }
+  }));
+}
 ENTRY(run_same, float* y, const float* x) { ENTRY_BODY(call<0>(y, x, simt::Access::output)); }
 ENTRY(run_order_dependent, float* y, const float* x) { ENTRY_BODY(call<1>(y, x, simt::Access::update)); }
 ENTRY(run_update, float* y, const float* x) { ENTRY_BODY(call<2>(y, x, simt::Access::update)); }
