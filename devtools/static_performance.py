@@ -48,6 +48,8 @@ class Traffic:
 class Table:
     """The figures of a family."""
 
+    compiler: str = ""
+    """The nvcc that made them; another one may take other registers."""
     kernels: dict[str, dict[str, Resources]] = field(default_factory=dict)
     """By kernel and architecture."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -159,11 +161,11 @@ def load(path: Path) -> Table:
         case: {kind: Traffic(**numbers) for kind, numbers in kinds.items()}
         for case, kinds in content["accesses"].items()
     }
-    return Table(kernels, reasons, accesses)
+    return Table(content["compiler"], kernels, reasons, accesses)
 
 
 def save(path: Path, table: Table) -> None:
-    """Writes a table as JSON, which `load` reads."""
+    """Writes a table as JSON, which `load` reads, with a line for each kernel and case."""
     kernels: dict[str, dict[str, object]] = {}
     for name, architectures in table.kernels.items():
         kernels[name] = {"architectures": {arch: asdict(numbers) for arch, numbers in architectures.items()}}
@@ -171,10 +173,14 @@ def save(path: Path, table: Table) -> None:
             kernels[name]["reason"] = table.reasons[name]
     accesses = {case: {kind: asdict(t) for kind, t in kinds.items()} for case, kinds in table.accesses.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"kernels": kernels, "accesses": accesses}, indent=1) + "\n")
+    sections = [f'"compiler": {json.dumps(table.compiler)}']
+    for title, entries in (("kernels", kernels), ("accesses", accesses)):
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
+        sections.append(f'"{title}": {{\n{lines}\n }}')
+    path.write_text("{\n " + ",\n ".join(sections) + "\n}\n")
 
 
-def markdown(title: str, compiler: str, table: Table) -> str:
+def markdown(title: str, table: Table) -> str:
     """Returns a table as Markdown for people."""
     architectures = sorted({arch for entry in table.kernels.values() for arch in entry})
     head = ["kernel", *(f"{arch}: {what}" for arch in architectures for what in ("registers", "spills", "shared"))]
@@ -185,7 +191,7 @@ def markdown(title: str, compiler: str, table: Table) -> str:
     lines = [
         f"# Static performance of {title}",
         "",
-        f"Written by `./dev perf-static --save` with {compiler}; no GPU takes part. `./dev perf-static --check` fails",
+        f"Written by `./dev perf-static --save` with {table.compiler}; no GPU takes part. `./dev perf-static --check` fails",
         "where a number rises.",
         "",
         "## Resources",

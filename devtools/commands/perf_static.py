@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from devtools import local_kernels
 from devtools.commands.build import build
-from devtools.console import console, heading
+from devtools.console import console, heading, notice
 from devtools.errors import Failure
 from devtools.families import Family, select
 from devtools.project import ROOT, relative
@@ -65,20 +65,24 @@ def _look_at(family: Family, save: bool) -> Iterator[str]:
     path = family.directory / _TABLE
     table = static_performance.load(path)
     traces = _traces(family)
+    kernels = static_performance.kernels_of(_compiler_output(family))
     measured = static_performance.Table(
-        static_performance.kernels_of(_compiler_output(family)),
-        {},
+        "nvcc {}.{}".format(*toolchain.cuda_version()),
+        kernels,
+        {name: why for name, why in table.reasons.items() if name in kernels},
         {case: static_performance.traffic_of(rows) for case, rows in traces.items()},
     )
-    measured.reasons = {name: why for name, why in table.reasons.items() if name in measured.kernels}
     heading(family.title)
-    _show(measured.kernels, traces)
+    _show(kernels, traces)
     if save:
         static_performance.save(path, measured)
-        compiler = "nvcc {}.{}".format(*toolchain.cuda_version())
-        path.with_suffix(".md").write_text(static_performance.markdown(family.name, compiler, measured))
+        path.with_suffix(".md").write_text(static_performance.markdown(family.name, measured))
         print(f"wrote {relative(path)} and {path.stem}.md")
         table = measured
+    elif table.compiler != measured.compiler:
+        notice(
+            f"the table of {family.title} was made with {table.compiler or 'no compiler'}, this is {measured.compiler}"
+        )
     yield from (f"{family.title}: {problem}" for problem in static_performance.compare(table, measured))
 
 
