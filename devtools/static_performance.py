@@ -191,8 +191,8 @@ def markdown(title: str, table: Table) -> str:
     lines = [
         f"# Static performance of {title}",
         "",
-        f"Written by `./dev perf-static --save` with {table.compiler}; no GPU takes part. `./dev perf-static --check` fails",
-        "where a number rises.",
+        f"Written by `./dev perf-static --save` with {table.compiler}; no GPU takes part. `./dev perf-static --check`",
+        "fails where a number rises.",
         "",
         "## Resources",
         "",

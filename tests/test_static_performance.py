@@ -132,14 +132,16 @@ TABLES = {title: path for title, path in TABLES.items() if path.is_file()}
 
 
 @pytest.mark.parametrize("family", TABLES)
-def test_no_kernel_spills(family):
-    kernels = static_performance.load(TABLES[family]).kernels
-    assert not [name for name, each in kernels.items() if any(resources.spill_bytes for resources in each.values())]
+def test_no_kernel_spills_without_a_reason(family):
+    table = static_performance.load(TABLES[family])
+    assert table.kernels
+    spilling = {name for name, each in table.kernels.items() if any(on.spill_bytes for on in each.values())}
+    assert spilling <= set(table.reasons)
 
 
 @pytest.mark.parametrize("family", TABLES)
 def test_bfloat16_vectors_load_no_more_sectors_than_they_need(family):
-    """Where all that is loaded is bfloat16: not the float32 parameters, nor the partial sums of a long row's backward."""
+    """Where all that is loaded is bfloat16: no float32 parameters, no partial sums of a long row's backward."""
     accesses = static_performance.load(TABLES[family]).accesses
     loads = {
         case: kinds["global load"]
