@@ -104,30 +104,9 @@ SIMT_INLINE int __all_sync(unsigned mask, int vote, simt::Site at = simt::here()
   return __ballot_sync(mask, vote, at) == mask;
 }
 
-// Blocks run one after the other and fibers in program order: fences have nothing to do.
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-
-template <class T>
-SIMT_INLINE T __ldg(const T* address) {
-  return *address;
-}
-
 template <class T>
 SIMT_INLINE T atomicAdd(T* address, std::common_type_t<T> value) {
   return simt::atomic_update(address, [&](T old) { return old + value; });
-}
-template <class T>
-SIMT_INLINE T atomicMax(T* address, std::common_type_t<T> value) {
-  return simt::atomic_update(address, [&](T old) { return std::max(old, value); });
-}
-template <class T>
-SIMT_INLINE T atomicExch(T* address, std::common_type_t<T> value) {
-  return simt::atomic_update(address, [&](T) { return value; });
-}
-template <class T>
-SIMT_INLINE T atomicCAS(T* address, std::common_type_t<T> expected, std::common_type_t<T> value) {
-  return simt::atomic_update(address, [&](T old) { return old == expected ? value : old; });
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
@@ -136,7 +115,6 @@ inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 3
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
-inline float __fdividef(float a, float b) { return a / b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __uint_as_float(unsigned x) { return simt::cuda::bit_cast<float>(x); }
 inline unsigned __float_as_uint(float x) { return simt::cuda::bit_cast<unsigned>(x); }

@@ -1,10 +1,10 @@
 // Shadow memory: one cell per byte of shared memory and of every buffer that may be written. A cell knows the last
 // write and the reads since; an access is right if both are ordered before it by barriers.
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <map>
 
 #include "state.h"
 
@@ -35,7 +35,12 @@ namespace {
 
 Memory dynamic_memory{{}, "dynamic shared memory", kShared, Access::scratch};
 Memory static_memory{{}, "static shared memory", kShared, Access::scratch};
-std::multimap<size_t, Cells> spare_cells;  // by capacity
+
+// Cells of buffers, handed out from the start for every operator call, and mapped when they are touched.
+constexpr size_t kMostCells = size_t{1} << 28;
+Cell* buffer_cells = nullptr;
+size_t cells_in_use = 0;
+std::vector<Cell> dynamic_cells, static_cells;
 
 uint32_t newest_epoch;
 uint32_t epoch[2];                                   // current epoch of each space
@@ -165,7 +170,7 @@ void check_cells(const Touch& touch) {
   const auto pc = static_cast<uint32_t>(static_cast<char*>(touch.pc) - launch.image.begin);
   const auto thread = static_cast<uint16_t>(touch.fiber.linear);
   const Stamp stamp{epoch[memory.space], touch.fiber.time, pc, thread, false, touch.atomic};
-  Cell* cells = &memory.cells.memory[touch.address - memory.begin];
+  Cell* cells = &memory.cells[touch.address - memory.begin];
   const Cell before = cells[0];
   check_cell(cells[0], stamp, touch, undefined_before);
   // Bytes with one history have one outcome, unless they have a list of readers, which each keeps for itself.
@@ -216,25 +221,23 @@ void check(const char* p, size_t bytes, bool write, bool atomic, const Fiber& fi
   if ((bytes & (bytes - 1)) == 0 && (address & (bytes - 1)))
     report("misaligned", touch, "; the address must be a multiple of the size");
   if (write && memory->access == Access::input) report("read-only-write", touch, ", an input");
-  if (memory->cells.capacity) check_cells(touch);
+  if (memory->cells) check_cells(touch);
   trace_access(p, bytes, write, memory->space, fiber, pc);
 }
 
-// Gives `memory` this range, and cells that have room for it.
-void cover(Memory& memory, const Range& range) {
+void cover(Memory& memory, const Range& range, std::vector<Cell>& cells) {
   memory.begin = range.begin;
   memory.end = range.end;
-  if (memory.cells.capacity >= range.size()) return;
-  const auto spare = spare_cells.lower_bound(range.size());
-  if (spare != spare_cells.end()) {
-    memory.cells = std::move(spare->second);
-    spare_cells.erase(spare);
-    return;
-  }
-  // Powers of two, so that few sizes serve all. calloc leaves large blocks unmapped until they are touched.
-  size_t capacity = 4096;
-  while (capacity < range.size()) capacity *= 2;
-  memory.cells = {decltype(Cells::memory)(static_cast<Cell*>(calloc(capacity, sizeof(Cell)))), capacity};
+  if (cells.size() < range.size()) cells.resize(range.size());
+  memory.cells = cells.data();
+}
+
+void cover_buffer(Memory& buffer) {
+  if (buffer.cells || buffer.access == Access::input) return;
+  if (!buffer_cells) buffer_cells = static_cast<Cell*>(map_memory(kMostCells * sizeof(Cell)));
+  if (cells_in_use + buffer.size() > kMostCells) fail("bad-launch", "the buffers of a call take more than 256 MiB");
+  buffer.cells = buffer_cells + cells_in_use;
+  cells_in_use += buffer.size();
 }
 
 template <class F>
@@ -243,7 +246,7 @@ void for_shared_cells(void* target, size_t bytes, F visit) {
   const Memory* memory = find_memory(p);
   if (!memory || memory->space != kShared)
     fail("async-copy", "the target of an asynchronous copy is not in shared memory");
-  for (size_t i = 0; i < bytes; ++i) visit(memory->cells.memory[p - memory->begin + i]);
+  for (size_t i = 0; i < bytes; ++i) visit(memory->cells[p - memory->begin + i]);
 }
 
 }  // namespace
@@ -253,11 +256,10 @@ void start_checker_launch() {
   block_starts.clear();
   if (!checking) return;
   // The cells cover the whole capacity, the bounds only what the launch asked for.
-  cover(dynamic_memory, {shared_memory, shared_memory + kSharedCapacity});
+  cover(dynamic_memory, {shared_memory, shared_memory + kSharedCapacity}, dynamic_cells);
   dynamic_memory.end = shared_memory + launch.shape.shared_bytes;
-  cover(static_memory, launch.static_shared);
-  for (Memory& buffer : buffers)
-    if (buffer.access != Access::input) cover(buffer, buffer);
+  cover(static_memory, launch.static_shared, static_cells);
+  for (Memory& buffer : buffers) cover_buffer(buffer);
 }
 
 void start_checker_block() {
@@ -316,7 +318,7 @@ void deliver_async_write(void* target, size_t bytes, uint32_t time) {
 
 void register_buffer(const void* begin, size_t bytes, const char* name, Access access) {
   char* from = static_cast<char*>(const_cast<void*>(begin));
-  Memory buffer{{from, from + bytes}, "buffer '" + std::string(name) + "'", kGlobal, access, {}, newest_epoch + 1};
+  Memory buffer{{from, from + bytes}, "buffer '" + std::string(name) + "'", kGlobal, access, newest_epoch + 1};
   if (buffer.is_result()) {
     for (const Memory& known : buffers)
       if (known.begin == from && known.size() == bytes && known.access == access) return;
@@ -327,11 +329,11 @@ void register_buffer(const void* begin, size_t bytes, const char* name, Access a
 
 void check_outputs() {
   for (const Memory& buffer : buffers) {
-    if (buffer.access != Access::output || !buffer.cells.capacity) continue;
+    if (buffer.access != Access::output || !buffer.cells) continue;
     const size_t bytes = buffer.size();
     size_t missing = 0, first = 0;
     for (size_t i = bytes; i-- > 0;) {
-      if (buffer.cells.memory[i].write.epoch >= buffer.since) continue;
+      if (buffer.cells[i].write.epoch >= buffer.since) continue;
       ++missing;
       first = i;
     }
@@ -344,13 +346,13 @@ void check_outputs() {
 }
 
 void clear_buffers() {
-  for (Memory& buffer : buffers)
-    if (buffer.cells.capacity) spare_cells.emplace(buffer.cells.capacity, std::move(buffer.cells));
   buffers.clear();
+  cells_in_use = 0;
   if (newest_epoch < 1u << 31) return;
   // Before the epochs run out they start again, and no cell may remember one.
-  spare_cells.clear();
-  for (Memory* memory : {&dynamic_memory, &static_memory}) memory->cells = {};
+  if (buffer_cells) madvise(buffer_cells, kMostCells * sizeof(Cell), MADV_DONTNEED);
+  dynamic_cells.clear();
+  static_cells.clear();
   newest_epoch = 0;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <numeric>
 
 #include "fiber_switch.h"
@@ -96,8 +97,7 @@ void check_shape(const LaunchShape& shape) {
 void prepare_memory(size_t threads) {
   if (stack_count < threads) {
     if (stacks) munmap(stacks, stack_count * kStackBytes);
-    stacks = static_cast<char*>(mmap(nullptr, threads * kStackBytes, PROT_READ | PROT_WRITE,
-                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    stacks = static_cast<char*>(map_memory(threads * kStackBytes));
     stack_count = threads;
   }
   if (!shared_memory) shared_memory = static_cast<char*>(aligned_alloc(1024, kSharedCapacity));
@@ -174,6 +174,12 @@ Image find_image(const void* code) {
   };
   dl_iterate_phdr(visit, &search);
   return search.found;
+}
+
+void* map_memory(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return memory;
 }
 
 uint64_t random_number() {

@@ -3,8 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -85,25 +83,17 @@ struct Image {
   size_t thread_local_bytes = 0, thread_local_module = 0;
 };
 
-// Shadow memory for a range; checker.cpp knows what a cell is. Reused without clearing, see Memory::since.
-struct Cell;
-struct CellsDeleter {
-  void operator()(Cell* cells) const { free(cells); }
-};
-struct Cells {
-  std::unique_ptr<Cell[], CellsDeleter> memory;
-  size_t capacity = 0;
-};
-
 enum Space { kShared, kGlobal };
+
+struct Cell;  // of shadow memory, see checker.cpp
 
 // The shared memory of a block, static or dynamic, or a registered buffer.
 struct Memory : Range {
   std::string name;
   Space space;
   Access access;
-  Cells cells{};       // from the first checked launch on; none for inputs
-  uint32_t since = 0;  // the first epoch in which this range was this memory
+  uint32_t since = 0;     // the first epoch in which this range was this memory
+  Cell* cells = nullptr;  // from the first checked launch on; none for inputs. They may hold older epochs.
 
   bool is_result() const { return access == Access::output || access == Access::update; }
 };
@@ -148,6 +138,7 @@ extern std::vector<Memory> buffers;
 void wait_here(const char* name);  // parks the running fiber until make_ready
 void make_ready(Fiber& fiber);
 uint64_t random_number();
+void* map_memory(size_t bytes);  // zeros, taken page by page when they are touched
 Image find_image(const void* code);
 [[noreturn]] void abandon_block();  // back to run_grid, which throws the pending error; what fibers own is leaked
 
