@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,6 +106,16 @@ class Checkout:
         (self.root / path).write_text(text.replace(old, new))
 
     @contextlib.contextmanager
+    def edited(self, path: str, old: str, new: str) -> Iterator[None]:
+        """Edits a file, and at the end takes it back."""
+        before = (self.root / path).read_text()
+        try:
+            self.edit(path, old, new)
+            yield
+        finally:
+            (self.root / path).write_text(before)
+
+    @contextlib.contextmanager
     def appended(self, addition: str, *paths: str) -> Iterator[None]:
         """Adds text to the end of files, and at the end takes it away again."""
         before = {self.root / path: (self.root / path).read_text() for path in paths}
@@ -118,12 +128,13 @@ class Checkout:
                 path.write_text(text)
 
 
-def make_checkout(root: Path) -> Checkout:
+def make_checkout(root: Path, files: Mapping[str, str] = FILES) -> Checkout:
     for path in (ROOT / "dev", *ROOT.glob("requirements*.txt")):
         shutil.copy2(path, root / path.name)
-    shutil.copytree(ROOT / "devtools", root / "devtools", ignore=shutil.ignore_patterns("__pycache__"))
+    for tools in ("devtools", "simt"):
+        shutil.copytree(ROOT / tools, root / tools, ignore=shutil.ignore_patterns("__pycache__", "tests"))
     (root / ".venv").symlink_to(ROOT / ".venv")
-    for name, text in FILES.items():
+    for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -1,5 +1,9 @@
 """A made-up family with CUDA and Metal sources, one operator that doubles, small enough to build in a test."""
 
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
 BUILD_TOML = """\
 [general]
 name = "rudnn-twice"
@@ -191,5 +195,6 @@ FILES = {
     "twice/torch-ext/rudnn_twice/__init__.py": "from ._ops import ops\n\ntwice = ops.twice\n",
 }
 
+# The family has copies of the real headers.
 SHARED = ("common/cuda/device.cuh", "common/dtype.h", "common/metal/pipeline.h")
-"""The real headers that the family has copies of."""
+FILES |= {path: (ROOT / path).read_text() for path in SHARED}

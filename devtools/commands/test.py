@@ -272,7 +272,7 @@ def _execute(run: Run, rest: Sequence[str], progress: Progress) -> Outcome:
     progress.begin(run)
     results = run.report(".xml")
     results.unlink(missing_ok=True)
-    options = [f"--junitxml={results}", *run.options, *_selecting(run.marks, rest)]
+    options = [f"--junitxml={results}", *run.options, *selecting(run.marks, rest)]
     command = [sys.executable, "-m", "pytest", "-q", str(run.directory), *options]
     # Threads that spin while they wait take the CPU from those that work, when there are more than it has cores.
     threads = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -298,7 +298,7 @@ def _execute(run: Run, rest: Sequence[str], progress: Progress) -> Outcome:
     return Outcome(count, progress.end(run), remark)
 
 
-def _selecting(marks: str, rest: Sequence[str]) -> list[str]:
+def selecting(marks: str, rest: Sequence[str]) -> list[str]:
     """Returns pytest's further options, with both the run's and the user's -m, of which pytest heeds only the last."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-m", dest="marks", default="")
