@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     arguments.rest = argv[end + 1 :]
     try:
         if arguments.command.NEEDS_ENVIRONMENT:
-            environment.ensure(argv, cuda=_needs_cuda(arguments))
+            environment.ensure(argv, cuda=needs_cuda(arguments))
         return int(arguments.command.run(arguments))
     except Failure as failure:
         print(f"dev: error: {failure}", file=sys.stderr)
@@ -66,6 +66,7 @@ def main(argv: list[str]) -> int:
         return 130
 
 
-def _needs_cuda(arguments: argparse.Namespace) -> bool:
-    needs_cuda = getattr(arguments.command, "needs_cuda", None)
-    return needs_cuda is not None and bool(needs_cuda(arguments))
+def needs_cuda(arguments: argparse.Namespace) -> bool:
+    """Returns whether a command needs a CUDA compiler."""
+    asked = getattr(arguments.command, "needs_cuda", None)
+    return asked is not None and bool(asked(arguments))

@@ -37,12 +37,15 @@ NO_CUDA = f"nvcc and its headers were not found: set CUDA_HOME, or install a CUD
 
 def cuda_home() -> Path | None:
     """Returns the directory that holds include/ and bin/ of a CUDA toolkit or of its pip wheels, or None."""
-    candidates: list[str | Path | None] = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    return next((home for home in _candidates() if _version(home)[0] == CUDA_MAJOR), None)
+
+
+def _candidates() -> list[Path]:
+    named = os.environ.get("CUDA_HOME")
     wheels = importlib.util.find_spec("nvidia")
-    if wheels:
-        candidates += [Path(folder) / f"cu{CUDA_MAJOR}" for folder in wheels.submodule_search_locations or []]
-    homes = (Path(candidate) for candidate in candidates if candidate)
-    return next((home for home in homes if _version(home)[0] == CUDA_MAJOR), None)
+    places = (wheels.submodule_search_locations or []) if wheels else []
+    toolkits = [*([Path(named)] if named else []), Path("/usr/local/cuda")]
+    return [*toolkits, *(Path(place) / f"cu{CUDA_MAJOR}" for place in places)]
 
 
 def cuda_version() -> tuple[int, int]:

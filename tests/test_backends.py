@@ -185,9 +185,10 @@ def test_bench_runs_are_counted_for_each_device(twice_checkout, bench):
     (twice_checkout.root / "pyproject.toml").write_text(MARKERS)
     done = twice_checkout.dev("test", "--device", "simt-cuda", "--device", "simt-metal", "twice")
     assert done.returncode == 0, done.stdout
-    *_, first, second, last = done.stdout.splitlines()
+    *_, first, second, bench_time, last = done.stdout.splitlines()
     assert re.fullmatch(r"simt-cuda: 2 passed, 0 failed, 0 skipped in \d+ s", first)
     assert re.fullmatch(r"simt-metal: 2 passed, 0 failed, 0 skipped in \d+ s", second)
+    assert re.fullmatch(r"the bench took \d+ s, with its builds", bench_time)
     assert last == "4 passed, 0 failed, 0 skipped"
 
     # The user's selection is made among the run's own.

@@ -1,4 +1,5 @@
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import Checkout, assert_fails, make_checkout
 
-from devtools import environment
+from devtools import environment, main
 from devtools.errors import Failure
+from simt import toolchain
 
 
 def tools(directory: Path, *names: str, **scripts: str) -> str:
@@ -98,6 +100,75 @@ def test_environment_is_made_once_and_repaired(tmp_path):
         assert "installing requirements.txt" in changed.stdout
         assert "making" not in changed.stdout
     assert fresh.dev("demo", "none", **OFFLINE).stdout == ""
+
+
+@pytest.fixture
+def complete(monkeypatch, tmp_path):
+    """An environment that lacks nothing but a CUDA compiler, on a machine without one."""
+    monkeypatch.setattr(environment, "_STAMP", tmp_path / "stamp")
+    monkeypatch.setattr(environment, "_CUDA_STAMP", tmp_path / "cuda_stamp")
+    (tmp_path / "stamp").write_text(environment.requirements_digest())
+    monkeypatch.setattr(environment.toolchain, "cuda_home", lambda: None)
+    installed, started = [], []
+    monkeypatch.setattr(environment, "install", installed.append)
+    monkeypatch.setattr(os, "execv", lambda *command: started.append(command))
+    return installed, started
+
+
+def test_the_cuda_compiler_is_installed_once_and_only_where_it_is_needed(complete):
+    installed, started = complete
+    environment.ensure(["demo"])
+    assert installed == []
+    for _ in range(2):
+        environment.ensure(["build", "--backend", "cuda"], cuda=True)
+    (command,) = installed
+    assert command[-3:] == ["--no-deps", "-r", str(environment.ROOT / environment.CUDA_REQUIREMENTS)]
+    assert len(started) == 1, "the command starts again after an installation, and not without one"
+
+
+@pytest.mark.parametrize(("place", "packages"), [("toolkit", 0), ("venv/nvidia/cu13", 1)], ids=["machine", "packages"])
+def test_a_toolkit_of_the_machine_is_enough(complete, monkeypatch, tmp_path, place, packages):
+    """What lies in the virtual environment may be a part of one, brought along by a CUDA build of PyTorch."""
+    home = tmp_path / place
+    (home / "bin").mkdir(parents=True)
+    (home / "bin/nvcc").write_text("")
+    (home / "bin/nvcc").chmod(0o755)
+    monkeypatch.setattr(environment.toolchain, "cuda_home", lambda: home)
+    monkeypatch.setattr(environment, "VENV", tmp_path / "venv")
+    environment.ensure(["build", "--backend", "cuda"], cuda=True)
+    assert len(complete[0]) == packages
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        (["build"], False),
+        (["build", "--backend", "cuda"], True),
+        (["build", "--backend", "simt-cuda"], True),
+        (["build", "--backend", "simt-metal"], False),
+        (["test"], platform.machine() == "x86_64"),
+        (["test", "--device", "cpu"], False),
+        (["demo"], False),
+        (["vendor"], False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_which_commands_need_a_cuda_compiler(command, needed):
+    assert main.needs_cuda(main.parser().parse_args(command)) == needed
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [("13000", (13, 0)), ("13020", (13, 2)), ("12080", (0, 0)), (None, (0, 0))],
+    ids=["13.0", "13.2", "too_old", "no_headers"],
+)
+def test_cuda_is_found_by_its_headers(monkeypatch, tmp_path, version, found):
+    (tmp_path / "include").mkdir()
+    if version:
+        (tmp_path / "include/cuda_fp16.h").write_text("")
+        (tmp_path / "include/cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}\n")
+    monkeypatch.setattr(toolchain, "_candidates", lambda: [tmp_path])
+    assert toolchain.cuda_version() == found
 
 
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}

@@ -109,7 +109,7 @@ class Tally:
     ended: float = 0
 
     def __str__(self) -> str:
-        """What is said of the device at the end; times overlap where devices are tested side by side."""
+        """What is said of the device at the end; the times of two devices may overlap."""
         return f"{self.count} in {self.ended - self.began:.0f} s"
 
     def add(self, outcome: Outcome) -> None:
@@ -192,6 +192,9 @@ def run(arguments: argparse.Namespace) -> int:
     for device, tally in tallies.items():
         total.add(tally.count)
         print(f"{device}: {tally}")
+    if bench := [tally for device, tally in tallies.items() if device != "cpu"]:
+        seconds = max(tally.ended for tally in bench) - min(tally.began for tally in bench)
+        print(f"the bench took {seconds:.0f} s, with its builds")
     print(total, flush=True)
     return 1 if total.failed or not total.passed else 0
 
