@@ -279,6 +279,13 @@ def test_cuda_flags_count(twice_checkout, cuda_variant):
     assert "as asked for" in done.stdout
 
 
+@needs_nvcc
+def test_a_section_for_a_later_cuda_is_left_out(twice_checkout, cuda_variant):
+    with twice_checkout.edited("twice/build.toml", 'backend = "cuda"\n', 'backend = "cuda"\ncuda-minver = "99.0"\n'):
+        done = twice_checkout.dev("build", "--backend", "cuda", "twice")
+    assert_fails(done, "launch_twice", "is undefined")
+
+
 @pytest.mark.parametrize(
     ("wanted", "capabilities", "chosen"),
     [
