@@ -137,10 +137,10 @@ def test_an_edit_of_a_shader_header_compiles_the_shader(twice_checkout, bench):
 @pytest.mark.parametrize(
     ("path", "old", "device", "message"),
     [
-        ("twice/cuda/twice.cuh", "__syncthreads();", "simt-cuda", "shared-race at twice.cuh:9"),
+        ("twice/cuda/twice.cuh", "__syncthreads();", "simt-cuda", "uninitialised-read at twice.cuh:11"),
         ("twice/metal/twice.metal", "if (i < n) ", "simt-metal", "out-of-bounds at twice.metal:7"),
     ],
-    ids=["race", "overrun"],
+    ids=["barrier", "overrun"],
 )
 def test_a_checked_build_finds_the_fault(twice_checkout, bench, path, old, device, message):
     # Blank, so that lines and columns stay as they are.

@@ -128,10 +128,11 @@ CUDA_HEADER = """\
 
 __global__ void twice_kernel(const float* input, float* output, long n) {
   __shared__ float values[64];
-  const long i = blockIdx.x * 64 + threadIdx.x;
-  if (i < n) values[63 - threadIdx.x] = input[i];
+  const unsigned partner = threadIdx.x ^ 32;
+  const long i = blockIdx.x * 64 + threadIdx.x, fetched = blockIdx.x * 64 + partner;
+  values[partner] = fetched < n ? input[fetched] : 0;
   __syncthreads();
-  if (i < n) output[i] = 2 * values[63 - threadIdx.x];
+  if (i < n) output[i] = 2 * values[threadIdx.x];
 }
 """
 
