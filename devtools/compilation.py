@@ -107,9 +107,14 @@ def _add_variant(file: NinjaFile, variant: Variant) -> None:
 
 
 def _add_metal_pipeline(file: NinjaFile, variant: Variant) -> Path:
-    """Adds what takes the place of pipeline.mm on the bench, one object for all families."""
-    output = CACHE / "objects" / variant.profile.host / f"{toolchain.METAL_PIPELINE.name}.o"
-    _compile(file, toolchain.METAL_PIPELINE, output, toolchain.HOST)
+    """Adds what takes the place of pipeline.mm on the bench, one object for all families.
+
+    Launches begin there, so it is compiled as kernels are: from its flags the engine knows whether they are checked.
+    """
+    profile = variant.profile
+    output = CACHE / "objects" / profile.name / f"{toolchain.METAL_PIPELINE.name}.o"
+    name = f"{relative(toolchain.METAL_PIPELINE)} ({profile.name})"
+    _compile(file, toolchain.METAL_PIPELINE, output, [*toolchain.KERNEL, *_mode(variant)], name)
     return output
 
 
@@ -174,8 +179,11 @@ def _host_flags(variant: Variant, component: Component, source: Path) -> list[st
 
 def _kernel_flags(variant: Variant, component: Component) -> list[str]:
     """Returns the flags for device code on the bench."""
-    mode = toolchain.CHECKED if variant.profile.checked else toolchain.FAST
-    return [*_include_flags(variant, component), *toolchain.KERNEL, *component.flags, *mode]
+    return [*_include_flags(variant, component), *toolchain.KERNEL, *component.flags, *_mode(variant)]
+
+
+def _mode(variant: Variant) -> list[str]:
+    return toolchain.CHECKED if variant.profile.checked else toolchain.FAST
 
 
 def _nvcc_flags(variant: Variant, component: Component) -> list[str]:
