@@ -58,7 +58,8 @@ def findings(families: Iterable[Family]) -> Iterator[str]:
             continue
         for component in components:
             include = tuple(family.directory / folder for folder in component.include)
-            jobs += [(family.directory / unit, (*include, INCLUDE)) for unit in component.units]
+            units = [unit for unit in component.units if unit.endswith(".cpp")]
+            jobs += [(family.directory / unit, (*include, INCLUDE)) for unit in units]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for messages in pool.map(lambda job: check(job[0], include=job[1]), jobs):
             yield from messages

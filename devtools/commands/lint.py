@@ -14,9 +14,9 @@ from devtools.project import ROOT, VENV, relative
 
 HELP = "check format, types, build files and copies"
 DESCRIPTION = """\
-Runs ruff, mypy and clang-format, checks Metal shaders and their host code with clang-19 where it is installed, compares
-the copies of common/, validates each build.toml as kernel-builder does, and refuses package registry settings in tracked
-files.
+Runs ruff, mypy and clang-format, checks Metal shaders and their host code with clang-19 where it is installed,
+compares the copies of common/, validates each build.toml as kernel-builder does, and refuses package registry settings
+in tracked files.
 Every check runs, and all findings are shown.
 """
 NEEDS_ENVIRONMENT = True
