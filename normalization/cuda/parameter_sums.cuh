@@ -15,34 +15,34 @@ class ParameterSum {
     if (!wanted_) return;
     partial_ = partials + first_row<Shape>() * width;
     for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
-#pragma unroll
-      for (int i = 0; i < Shape::kVector; ++i) {
-        if (slot != kNotHeld)
-          held_[slot][i] = 0.0f;
-        else
-          partial_[offset + i] = 0.0f;
-      }
+      const float zeros[Shape::kVector] = {};
+      if (slot == kNotHeld) store_floats(partial_ + offset, zeros);
     });
+#pragma unroll
+    for (int slot = 0; slot < Shape::kHeld; ++slot)
+#pragma unroll
+      for (int i = 0; i < Shape::kVector; ++i) held_[slot][i] = 0.0f;
   }
 
   __device__ __forceinline__ bool wanted() const { return wanted_; }
 
   __device__ __forceinline__ void add(const float (&values)[Shape::kVector], int slot, int64_t offset) {
+    if (slot != kNotHeld) {
 #pragma unroll
-    for (int i = 0; i < Shape::kVector; ++i) {
-      if (slot != kNotHeld)
-        held_[slot][i] += values[i];
-      else
-        partial_[offset + i] += values[i];
+      for (int i = 0; i < Shape::kVector; ++i) held_[slot][i] += values[i];
+      return;
     }
+    float sums[Shape::kVector];
+    load_floats(sums, partial_ + offset);
+#pragma unroll
+    for (int i = 0; i < Shape::kVector; ++i) sums[i] += values[i];
+    store_floats(partial_ + offset, sums);
   }
 
   __device__ __forceinline__ void store() {
     if (!wanted_) return;
     for_each_vector<Shape>(width_, [&](int slot, int64_t offset) {
-      if (slot == kNotHeld) return;
-#pragma unroll
-      for (int i = 0; i < Shape::kVector; ++i) partial_[offset + i] = held_[slot][i];
+      if (slot != kNotHeld) store_floats(partial_ + offset, held_[slot]);
     });
   }
 

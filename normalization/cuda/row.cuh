@@ -66,9 +66,17 @@ __device__ __forceinline__ Vec<T, kVector> rounded(const float (&values)[kVector
   return out;
 }
 
+// Rounded, in stores of at most 16 bytes.
 template <class T, int kVector>
 __device__ __forceinline__ void store_floats(T* address, const float (&values)[kVector]) {
-  store_vec(address, rounded<T>(values));
+  constexpr int kPerStore = kVector * sizeof(T) <= 16 ? kVector : 16 / sizeof(T);
+#pragma unroll
+  for (int i = 0; i < kVector; i += kPerStore) {
+    Vec<T, kPerStore> part;
+#pragma unroll
+    for (int j = 0; j < kPerStore; ++j) part[j] = from_float<T>(values[i + j]);
+    store_vec(address + i, part);
+  }
 }
 
 // The thread's share of a row of T.
