@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/row.cuh"
+#include "ops/compensated_sum.h"
 
 namespace rudnn {
 
@@ -58,17 +59,17 @@ class ParameterSum {
 template <int kColumns, int kShares>
 __global__ void __launch_bounds__(kColumns* kShares)
     sum_partials(const float* partials, int64_t count, int64_t width, float* sums) {
-  __shared__ float shares[kShares][kColumns];
+  __shared__ CompensatedSum shares[kShares][kColumns];
   const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x;
-  float sum = 0.0f;
+  CompensatedSum sum = {0.0f, 0.0f};
   if (column < width)
-    for (int64_t row = threadIdx.y; row < count; row += kShares) sum += partials[row * width + column];
+    for (int64_t row = threadIdx.y; row < count; row += kShares) sum = added(sum, partials[row * width + column]);
   shares[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || column >= width) return;
 #pragma unroll
-  for (int share = 1; share < kShares; ++share) sum += shares[share][threadIdx.x];
-  sums[column] = sum;
+  for (int share = 1; share < kShares; ++share) sum = added(sum, shares[share][threadIdx.x]);
+  sums[column] = rounded(sum);
 }
 
 }  // namespace rudnn

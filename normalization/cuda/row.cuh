@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_floats(float (&out)[kVector], const T* addr
 }
 
 template <class T, int kVector>
-__device__ __forceinline__ Vec<T, kVector> rounded(const float (&values)[kVector]) {
+__device__ __forceinline__ Vec<T, kVector> rounded_to(const float (&values)[kVector]) {
   Vec<T, kVector> out;
 #pragma unroll
   for (int i = 0; i < kVector; ++i) out[i] = from_float<T>(values[i]);
@@ -99,7 +99,7 @@ class Row {
       load_floats(right, b + offset);
 #pragma unroll
       for (int i = 0; i < Shape::kVector; ++i) left[i] += right[i];
-      const auto result = rounded<T>(left);
+      const auto result = rounded_to<T>(left);
       store_vec(sum + offset, result);
       if (slot != kNotHeld) held_[slot] = result;
     });

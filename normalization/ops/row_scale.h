@@ -5,13 +5,7 @@
 // has not.
 #pragma once
 
-#ifdef __METAL_VERSION__
-#include <metal_stdlib>
-#define RUDNN_DEVICE inline
-#else
-#include "common/cuda/device.cuh"
-#define RUDNN_DEVICE __device__ __forceinline__
-#endif
+#include "ops/device_function.h"
 
 namespace rudnn {
 
