@@ -12,7 +12,7 @@ import sys
 import kernels
 import torch
 
-from simt.transactions import Tracer
+from devtools.transactions import Tracer
 
 
 def main(repository: str, cases: str, engine: str) -> None:

@@ -12,8 +12,8 @@ from devtools import static_performance
 from devtools.families import discover
 from devtools.project import ROOT
 from devtools.static_performance import Resources, Table, Traffic
+from devtools.transactions import Row
 from simt import toolchain
-from simt.transactions import Row
 
 PTXAS = """\
 ptxas info    : 28 bytes gmem, 224 bytes cmem[4]

@@ -17,7 +17,7 @@ from devtools.families import Family, select
 from devtools.project import ROOT, relative
 
 if TYPE_CHECKING:
-    from simt.transactions import Row
+    from devtools.transactions import Row
 
 HELP = "tell registers, spills and memory transactions of the CUDA kernels, without a GPU"
 DESCRIPTION = """\
@@ -98,8 +98,8 @@ def _compiler_output(family: Family) -> list[str]:
 def _traces(family: Family) -> "dict[str, list[Row]]":
     """Returns the accesses of each case, from a process that loads the bench build."""
     from devtools.compilation import ENGINE
+    from devtools.transactions import Row
     from devtools.variant import BENCH
-    from simt.transactions import Row
 
     profile = next(each for each in BENCH if each.name == "simt-cuda-checked")
     build([family], profile)

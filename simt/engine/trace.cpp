@@ -1,4 +1,4 @@
-// Accesses of one warp, recorded for performance tables; simt/transactions.py reads them through these C functions.
+// Accesses of one warp, recorded for performance tables; devtools/transactions.py reads them through these C functions.
 #include "state.h"
 
 namespace simt {

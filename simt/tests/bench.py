@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simt import toolchain, transactions
+from devtools import transactions
+from simt import toolchain
 from simt.metal import prepass
 
 KERNELS = Path(__file__).parent / "kernels"
