@@ -39,15 +39,9 @@ def lint(path: Path, text: str | None = None, include: Sequence[Path] = ()) -> l
         include: Directories of its headers, besides the repository.
     """
     shader = shaders.parse(path, text)
-    # OpenCL allows static local-memory variables in kernels only, and not in templates.
-    body = shaders.replace_threadgroup_variables(
-        shader, lambda type, name, sizes: f"threadgroup auto& {name} = *metal::in_threadgroup<{type}{sizes}>();"
-    )
-    for name, _ in shader.constants:  # has its value from the pipeline
-        body = re.sub(rf"\bconstant(\s+\w+\s+{name}\s*;)", r"extern constant\1", body)
     instances = [_explicit_instance(shader, i) for i in shader.instances if i.arguments]
     folders = [f"-I{folder}" for folder in (HERE / "lint", HERE.parent.parent, *include)]
-    source = "\n".join([body, *instances]) + "\n"
+    source = "\n".join([shader.text, *instances]) + "\n"
     command = [compiler() or "clang-19", *FLAGS.split(), *folders, "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True)
     messages = [line for line in done.stderr.splitlines() if re.search(r": (fatal )?(error|warning): ", line)]

@@ -6,7 +6,6 @@ numbers survive every step.
 
 import re
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,10 +15,10 @@ INSTANCE = (
     r'template\s*\[\[\s*host_name\(\s*"(?P<host>\w+)"\s*\)\s*\]\]\s*(?:\[\[\s*kernel\s*\]\]|\bkernel\b)\s*'
     r"(?:void|decltype\s*\([^;]*?>\s*\))\s+(?P<kernel>\w+)\s*<(?P<arguments>[^;]*?)>\s*(?:\([^;]*\))?\s*;"
 )
-CONSTANT = r"\bconstant\s+\w+\s+(\w+)\s*\[\[\s*function_constant\((\d+)\)\s*\]\]"
+CONSTANT = r"\bconstant(\s+\w+\s+(\w+)\s*)\[\[\s*function_constant\((\d+)\)\s*\]\]"
 # A variable of threadgroup memory: a declaration that starts a statement and is no pointer or reference.
-THREADGROUP = r"(?P<before>^[ \t]*|[;{}]\s*)threadgroup\s+(?P<type>[\w:<>, ]+?)\s+(?P<name>\w+)\s*"
-THREADGROUP_VARIABLE = THREADGROUP + r"(?P<sizes>(?:\[[^\];]*\])*)\s*;"
+THREADGROUP = r"(^[ \t]*|[;{}]\s*)threadgroup(\s+)([\w:<>, ]+?)(\s+)(\w+)(\s*)"
+THREADGROUP_VARIABLE = THREADGROUP + r"((?:\[[^\];]*\]\s*)*);"
 
 
 @dataclass
@@ -47,7 +46,7 @@ class Shader:
     """What a file holds."""
 
     path: Path
-    text: str  # C++ but for attributes and address spaces
+    text: str  # C++ but for address spaces and the macros SIMT_FUNCTION_CONSTANT and SIMT_THREADGROUP_VARIABLE
     kernels: dict[str, Kernel] = field(default_factory=dict)
     instances: list[Instance] = field(default_factory=list)
     constants: list[tuple[str, int]] = field(default_factory=list)  # name, index
@@ -110,23 +109,13 @@ def parse(path: str | Path, text: str | None = None) -> Shader:
         is_template = re.search(r"template\s*<[^;{}]*>\s*$", text[: match.start()]) is not None
         parameters = _split_at_commas(text[match.end() : _end_of_brackets(text, match.end() - 1) - 1])
         shader.kernels[match[1]] = Kernel(match[1], is_template, parameters, _line_at(text, match.start()))
-    shader.constants = [(name, int(index)) for name, index in re.findall(CONSTANT, text)]
+    shader.constants = [(name, int(index)) for _, name, index in re.findall(CONSTANT, text)]
+    text = re.sub(CONSTANT, r"SIMT_FUNCTION_CONSTANT\1", text)
+    text = re.sub(THREADGROUP_VARIABLE, r"\1SIMT_THREADGROUP_VARIABLE(\5,\2\3\4\6\7);", text, flags=re.M)
+    if left := re.search(THREADGROUP + r"[\[,=;]", text, re.M):
+        found = f"threadgroup {left[3]} {left[5]}"
+        raise ValueError(f"{path}: {found} must be a statement with one variable and no value")
     plain = [kernel for kernel in shader.kernels.values() if not kernel.is_template]
     shader.instances += [Instance(kernel.name, kernel.name, "", kernel.line) for kernel in plain]
     shader.text = re.sub(ATTRIBUTE, _blank, text)
     return shader
-
-
-def replace_threadgroup_variables(shader: Shader, declare: Callable[[str, str, str], str]) -> str:
-    """Returns the text with declare(type, name, sizes) in place of each variable of threadgroup memory."""
-
-    def replace(match: re.Match[str]) -> str:
-        lines = match[0].count("\n") - match["before"].count("\n")
-        return match["before"] + declare(match["type"], match["name"], match["sizes"]) + "\n" * lines
-
-    text = re.sub(THREADGROUP_VARIABLE, replace, shader.text, flags=re.M)
-    left = re.search(THREADGROUP + r"[\[,=;]", text, re.M)
-    if left:
-        found = f"threadgroup {left['type']} {left['name']}"
-        raise ValueError(f"{shader.path}: {found} must be a statement with one variable and no value")
-    return text
