@@ -1,6 +1,4 @@
-// The functions that -fsanitize=thread and -fsanitize=alignment,bounds,shift,integer-divide-by-zero call.
-#include <cstring>
-
+// The functions that g++ calls for -fsanitize=thread and -fsanitize=alignment,bounds,shift,integer-divide-by-zero.
 #include "state.h"
 
 namespace {
@@ -24,34 +22,23 @@ void undefined(const char* kind, const char* what) {
 }  // namespace
 
 #define PC __builtin_return_address(0)
-#define SIMT_HOOKS(N)                                                                \
-  SIMT_API void __tsan_read##N(void* p) { access(p, N, false, PC); }                 \
-  SIMT_API void __tsan_write##N(void* p) { access(p, N, true, PC); }                 \
-  SIMT_API void __tsan_volatile_read##N(void* p) { access(p, N, false, PC); }        \
-  SIMT_API void __tsan_volatile_write##N(void* p) { access(p, N, true, PC); }        \
-  SIMT_API void __tsan_unaligned_read##N(void* p) { access_range(p, N, false, PC); } \
-  SIMT_API void __tsan_unaligned_write##N(void* p) { access_range(p, N, true, PC); }
+#define SIMT_HOOKS(N)                                                \
+  SIMT_API void __tsan_read##N(void* p) { access(p, N, false, PC); } \
+  SIMT_API void __tsan_write##N(void* p) { access(p, N, true, PC); }
 
 // Atomics of the host code beside a kernel, such as reference counts.
-#define SIMT_ATOMIC_HOOKS(bits)                                                                                       \
-  using Int##bits = int##bits##_t;                                                                                    \
-  SIMT_API Int##bits __tsan_atomic##bits##_load(const Int##bits* p, int) {                                            \
-    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                                      \
-  }                                                                                                                   \
-  SIMT_API void __tsan_atomic##bits##_store(Int##bits* p, Int##bits value, int) {                                     \
-    __atomic_store_n(p, value, __ATOMIC_SEQ_CST);                                                                     \
-  }                                                                                                                   \
-  SIMT_API Int##bits __tsan_atomic##bits##_fetch_add(Int##bits* p, Int##bits value, int) {                            \
-    return __atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);                                                            \
-  }                                                                                                                   \
-  SIMT_API int __tsan_atomic##bits##_compare_exchange_strong(Int##bits* p, Int##bits* expected, Int##bits value, int, \
-                                                             int) {                                                   \
-    return __atomic_compare_exchange_n(p, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                \
+#define ORDER __ATOMIC_SEQ_CST
+#define SIMT_ATOMIC_HOOKS(bits, T)                                                                               \
+  SIMT_API T __tsan_atomic##bits##_load(const T* p, int) { return __atomic_load_n(p, ORDER); }                   \
+  SIMT_API void __tsan_atomic##bits##_store(T* p, T value, int) { __atomic_store_n(p, value, ORDER); }           \
+  SIMT_API T __tsan_atomic##bits##_fetch_add(T* p, T value, int) { return __atomic_fetch_add(p, value, ORDER); } \
+  SIMT_API int __tsan_atomic##bits##_compare_exchange_strong(T* p, T* expected, T value, int, int) {             \
+    return __atomic_compare_exchange_n(p, expected, value, false, ORDER, ORDER);                                 \
   }
 
 extern "C" {
-SIMT_ATOMIC_HOOKS(32)
-SIMT_ATOMIC_HOOKS(64)
+SIMT_ATOMIC_HOOKS(32, int32_t)
+SIMT_ATOMIC_HOOKS(64, int64_t)
 SIMT_HOOKS(1)
 SIMT_HOOKS(2)
 SIMT_HOOKS(4)
@@ -61,20 +48,6 @@ SIMT_API void __tsan_init() {}
 SIMT_API void __tsan_vptr_update(void*, void*) {}
 SIMT_API void __tsan_read_range(void* p, size_t bytes) { access_range(p, bytes, false, PC); }
 SIMT_API void __tsan_write_range(void* p, size_t bytes) { access_range(p, bytes, true, PC); }
-SIMT_API void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
-  access_range(from, bytes, false, PC);
-  access_range(to, bytes, true, PC);
-  return memcpy(to, from, bytes);
-}
-SIMT_API void* __tsan_memmove(void* to, const void* from, size_t bytes) {
-  access_range(from, bytes, false, PC);
-  access_range(to, bytes, true, PC);
-  return memmove(to, from, bytes);
-}
-SIMT_API void* __tsan_memset(void* to, int value, size_t bytes) {
-  access_range(to, bytes, true, PC);
-  return memset(to, value, bytes);
-}
 
 SIMT_API void __ubsan_handle_type_mismatch_v1(void*, uintptr_t) {
   undefined("misaligned", "access through a null pointer or one that its type's alignment forbids");
