@@ -67,8 +67,7 @@ void deliver(const AsyncCopy& copy) {
 }  // namespace
 
 void copy_async(void* shared, const void* global, int bytes, int valid_bytes) {
-  Fiber& self = *running;
-  self.call_pc = __builtin_return_address(0);
+  Fiber& self = called_from(__builtin_return_address(0));
   if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global)) & (bytes - 1))
     fail("misaligned", "cp.async of %d bytes; both addresses must be multiples of the size", bytes);
   char* target = static_cast<char*>(shared);
@@ -105,8 +104,7 @@ void mbarrier_init(void* address, int count) {
 }
 
 void mbarrier_arrive(void* address, int announced_bytes) {
-  Fiber& self = *running;
-  self.call_pc = __builtin_return_address(0);
+  Fiber& self = called_from(__builtin_return_address(0));
   MBarrier& barrier = mbarrier(address);
   touch_mbarrier(address, false);
   if (barrier.arrivals_left == 0)
@@ -118,8 +116,7 @@ void mbarrier_arrive(void* address, int announced_bytes) {
 }
 
 void mbarrier_wait(void* address, int parity) {
-  Fiber& self = *running;
-  self.call_pc = __builtin_return_address(0);
+  Fiber& self = called_from(__builtin_return_address(0));
   MBarrier& barrier = mbarrier(address);
   touch_mbarrier(address, false);
   if (barrier.phase != parity) return self.clock.join(barrier.completed);
@@ -128,8 +125,7 @@ void mbarrier_wait(void* address, int parity) {
 }
 
 void bulk_copy(void* shared, const void* global, int bytes, void* barrier) {
-  Fiber& self = *running;
-  self.call_pc = __builtin_return_address(0);
+  Fiber& self = called_from(__builtin_return_address(0));
   if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) & 15)
     fail("misaligned", "bulk copy of %d bytes; addresses and size must be multiples of 16", bytes);
   mbarrier(barrier);

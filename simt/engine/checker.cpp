@@ -258,7 +258,7 @@ void start_checker_launch() {
   // The cells cover the whole capacity, the bounds only what the launch asked for.
   cover(dynamic_memory, {shared_memory, shared_memory + kSharedCapacity}, dynamic_cells);
   dynamic_memory.end = shared_memory + launch.shape.shared_bytes;
-  cover(static_memory, launch.static_shared, static_cells);
+  cover(static_memory, launch.image.static_shared, static_cells);
   for (Memory& buffer : buffers) cover_buffer(buffer);
 }
 
@@ -287,7 +287,7 @@ void check_access(const void* address, size_t bytes, bool write, const Fiber& fi
 }
 
 void touch_read(const void* address, size_t bytes, int lane) {
-  if (!launch.checked) return;
+  if (!launch.shape.has_hooks) return;
   const Fiber& fiber = block.fibers[running->warp * kWarpSize + lane];
   check(static_cast<const char*>(address), bytes, false, false, fiber, fiber.call_pc);
 }

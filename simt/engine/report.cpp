@@ -92,7 +92,7 @@ void load_lines(const std::vector<void*>& addresses) {
 
 // Return addresses up the stack, of the kernel and of the engine, as far as the frame pointers can be trusted.
 std::vector<void*> frames_of(void* frame_pointer) {
-  static const Range engine = find_image(reinterpret_cast<void*>(&frames_of)).memory;
+  static const Range engine = find_image(reinterpret_cast<void*>(&frames_of));
   std::vector<void*> frames;
   for (void** frame = static_cast<void**>(frame_pointer); frame && frames.size() < 16;) {
     void* return_address = frame[1];

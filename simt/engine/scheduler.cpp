@@ -19,6 +19,7 @@ namespace simt {
 Order order = Order::forward;
 Launch launch;
 Block block;
+std::minstd_rand random_number;
 __constinit thread_local Fiber* running = nullptr;
 bool checking = false;
 char* stacks = nullptr;
@@ -28,7 +29,6 @@ char* shared_memory = nullptr;
 namespace {
 
 void* main_stack_pointer;
-uint64_t random_state;
 size_t last_warp;
 
 void resume(Fiber& next) {
@@ -46,7 +46,7 @@ void to_main() {
 int pick_lane(uint32_t ready) {
   if (order == Order::forward) return __builtin_ctz(ready);
   if (order == Order::reverse) return 31 - __builtin_clz(ready);
-  for (uint64_t skip = random_number() % __builtin_popcount(ready); skip; --skip) ready &= ready - 1;
+  for (auto skip = random_number() % __builtin_popcount(ready); skip; --skip) ready &= ready - 1;
   return __builtin_ctz(ready);
 }
 
@@ -85,7 +85,7 @@ void fiber_main() {
 
 void check_shape(const LaunchShape& shape) {
   const Dim3 grid = shape.grid, size = shape.block;
-  const uint64_t threads = uint64_t{size.x} * size.y * size.z;
+  const uint64_t threads = volume(size);
   if (threads == 0 || threads > 1024 || size.z > 64)
     fail("bad-launch", "a block of (%u, %u, %u) threads; 1 to 1024 fit, at most 64 in z", size.x, size.y, size.z);
   if (grid.x - 1 > 0x7ffffffeu || grid.y - 1 > 65534 || grid.z - 1 > 65534)  // 0 wraps around
@@ -105,7 +105,7 @@ void prepare_memory(size_t threads) {
 
 void start_block(uint64_t linear) {
   const Dim3 grid = launch.shape.grid, size = launch.shape.block;
-  const size_t threads = size_t{size.x} * size.y * size.z;
+  const size_t threads = volume(size);
   block.linear = static_cast<int>(linear);
   block.index = position_in(grid, linear);
   block.alive = static_cast<int>(threads);
@@ -127,8 +127,8 @@ void start_block(uint64_t linear) {
   }
   // Shared memory starts as NaN, so that a kernel that relies on zeros is wrong in every order.
   memset(shared_memory, 0xff, launch.shape.shared_bytes);
-  const Range fixed = launch.static_shared;
-  if (fixed.begin) memset(fixed.begin, 0xff, fixed.end - fixed.begin);
+  const Range& fixed = launch.image.static_shared;
+  if (fixed.begin) memset(fixed.begin, 0xff, fixed.size());
   last_warp = order == Order::reverse ? block.warps.size() - 1 : 0;
   start_async_block();
   start_checker_block();
@@ -153,40 +153,33 @@ void run_block(uint64_t linear) {
 }  // namespace
 
 Image find_image(const void* code) {
-  struct Search {
-    const void* code;
-    Image found;
-  } search{code, {}};
+  Image image{{static_cast<char*>(const_cast<void*>(code))}, {}};
   auto visit = [](dl_phdr_info* info, size_t, void* state) {
-    auto& [code, found] = *static_cast<Search*>(state);
+    Image& image = *static_cast<Image*>(state);
     char* base = reinterpret_cast<char*>(info->dlpi_addr);
-    Image image{{base, base}, 0, 0};
-    for (int i = 0; i < info->dlpi_phnum; ++i) {
-      const auto& header = info->dlpi_phdr[i];
-      if (header.p_type == PT_LOAD)
-        image.memory.end = std::max(image.memory.end, base + header.p_vaddr + header.p_memsz);
-      if (header.p_type == PT_TLS) image.thread_local_bytes = header.p_memsz;
+    Range memory{base, base};
+    size_t shared_bytes = 0;
+    for (const auto* header = info->dlpi_phdr; header < info->dlpi_phdr + info->dlpi_phnum; ++header) {
+      if (header->p_type == PT_LOAD) memory.end = std::max(memory.end, base + header->p_vaddr + header->p_memsz);
+      if (header->p_type == PT_TLS) shared_bytes = header->p_memsz;
     }
-    image.thread_local_module = info->dlpi_tls_modid;
-    if (!image.memory.contains(code)) return 0;
-    found = image;
+    if (!memory.contains(image.begin)) return 0;
+    image = {memory, {}};
+    if (shared_bytes) {
+      unsigned long index[2] = {info->dlpi_tls_modid, 0};  // tls_index: module, offset
+      image.static_shared.begin = static_cast<char*>(__tls_get_addr(index));
+      image.static_shared.end = image.static_shared.begin + shared_bytes;
+    }
     return 1;
   };
-  dl_iterate_phdr(visit, &search);
-  return search.found;
+  dl_iterate_phdr(visit, &image);
+  return image;
 }
 
 void* map_memory(size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   return memory;
-}
-
-uint64_t random_number() {
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return random_state;
 }
 
 void abandon_block() {
@@ -213,8 +206,7 @@ void make_ready(Fiber& fiber) {
 }
 
 void warp_collective(uint32_t mask, const void* in, void* out, Combine combine, const char* name, Site site) {
-  Fiber& self = *running;
-  self.call_pc = __builtin_return_address(0);
+  Fiber& self = called_from(__builtin_return_address(0));
   Warp& warp = block.warps[self.warp];
   if (!(mask >> self.lane & 1)) fail("divergent-warp", "%s: mask %08x lacks the calling lane", name, mask);
   if (mask & ~warp.alive)
@@ -256,8 +248,7 @@ void warp_barrier(uint32_t mask, const char* name, Site site) {
 }
 
 void block_barrier(Fence fence, const char* name, Site site) {
-  Fiber& self = *running;
-  self.call_pc = __builtin_return_address(0);
+  Fiber& self = called_from(__builtin_return_address(0));
   Barrier& barrier = block.barriers[0];
   const int threads = static_cast<int>(block.fibers.size());
   if (block.alive < threads)
@@ -280,8 +271,7 @@ void block_barrier(Fence fence, const char* name, Site site) {
 }
 
 void named_barrier(int id, int count, bool wait, const char* name) {
-  Fiber& self = *running;
-  self.call_pc = __builtin_return_address(0);
+  Fiber& self = called_from(__builtin_return_address(0));
   const int threads = static_cast<int>(block.fibers.size());
   if (id < 1 || id > 15 || count <= 0 || count > threads || count % kWarpSize)
     fail("bad-barrier", "%s: barrier %d for %d threads; 1 to 15, and a multiple of %d up to %d", name, id, count,
@@ -305,27 +295,18 @@ void named_barrier(int id, int count, bool wait, const char* name) {
 void run_grid(const LaunchShape& shape, const void* kernel, void (*entry)(const void*), const void* args,
               size_t args_bytes) {
   if (running) fail("bad-launch", "a kernel cannot launch a kernel");
-  launch = {shape, kernel, entry, args, args_bytes, shape.has_hooks, {}, {}, {}};
-  const Image image = find_image(kernel);
-  launch.image = image.memory;
-  if (image.thread_local_bytes) {
-    unsigned long index[2] = {image.thread_local_module, 0};  // tls_index: module, offset
-    char* begin = static_cast<char*>(__tls_get_addr(index));
-    launch.static_shared = {begin, begin + image.thread_local_bytes};
-  }
+  launch = {shape, kernel, entry, args, args_bytes, find_image(kernel), {}};
   launch.frames = frames_of(__builtin_frame_address(0));
   check_shape(shape);
-  prepare_memory(size_t{shape.block.x} * shape.block.y * shape.block.z);
+  prepare_memory(volume(shape.block));
   order = current_order();
-  checking = launch.checked;
-  random_state = 0x9e3779b97f4a7c15ull;
+  checking = shape.has_hooks;
+  random_number.seed();
   start_checker_launch();
-  const uint64_t blocks = uint64_t{shape.grid.x} * shape.grid.y * shape.grid.z;
-  std::vector<uint32_t> sequence(blocks);
+  std::vector<uint32_t> sequence(volume(shape.grid));
   std::iota(sequence.begin(), sequence.end(), 0u);
   if (order == Order::reverse) std::reverse(sequence.begin(), sequence.end());
-  if (order == Order::random)
-    for (size_t i = blocks; i > 1; --i) std::swap(sequence[i - 1], sequence[random_number() % i]);
+  if (order == Order::random) std::shuffle(sequence.begin(), sequence.end(), random_number);
   for (uint32_t linear : sequence) {
     run_block(linear);
     if (has_error()) throw_error();

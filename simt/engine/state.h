@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 
 namespace simt {
 
+inline uint64_t volume(Dim3 box) { return uint64_t{box.x} * box.y * box.z; }
 // The position of a linear index in a box, x fastest.
 inline Dim3 position_in(Dim3 box, uint64_t linear) {
   return {static_cast<uint32_t>(linear % box.x), static_cast<uint32_t>(linear / box.x % box.y),
@@ -78,9 +80,8 @@ struct Range {
 };
 
 // A loaded shared object, and its thread-local segment.
-struct Image {
-  Range memory;
-  size_t thread_local_bytes = 0, thread_local_module = 0;
+struct Image : Range {
+  Range static_shared;
 };
 
 enum Space { kShared, kGlobal };
@@ -104,9 +105,7 @@ struct Launch {
   void (*entry)(const void*) = nullptr;
   const void* args = nullptr;
   size_t args_bytes = 0;
-  bool checked = false;
-  Range image;                // the shared object that holds the kernel
-  Range static_shared;        // its thread-local segment
+  Image image;                // the shared object that holds the kernel
   std::vector<void*> frames;  // of the host code that launched
 };
 
@@ -133,11 +132,17 @@ extern char* stacks;
 extern size_t stack_count;
 extern char* shared_memory;
 extern std::vector<Memory> buffers;
+extern std::minstd_rand random_number;
+
+// The running fiber, which calls the engine from the instruction before `pc`.
+inline Fiber& called_from(void* pc) {
+  running->call_pc = pc;
+  return *running;
+}
 
 // scheduler.cpp
 void wait_here(const char* name);  // parks the running fiber until make_ready
 void make_ready(Fiber& fiber);
-uint64_t random_number();
 void* map_memory(size_t bytes);  // zeros, taken page by page when they are touched
 Image find_image(const void* code);
 [[noreturn]] void abandon_block();  // back to run_grid, which throws the pending error; what fibers own is leaked
