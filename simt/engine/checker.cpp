@@ -240,15 +240,6 @@ void cover_buffer(Memory& buffer) {
   cells_in_use += buffer.size();
 }
 
-template <class F>
-void for_shared_cells(void* target, size_t bytes, F visit) {
-  const char* p = static_cast<char*>(target);
-  const Memory* memory = find_memory(p);
-  if (!memory || memory->space != kShared)
-    fail("async-copy", "the target of an asynchronous copy is not in shared memory");
-  for (size_t i = 0; i < bytes; ++i) visit(memory->cells[p - memory->begin + i]);
-}
-
 }  // namespace
 
 void start_checker_launch() {
@@ -297,23 +288,16 @@ void touch_atomic(const void* address, size_t bytes) {
   check(static_cast<const char*>(address), bytes, true, true, *running, __builtin_return_address(0));
 }
 
-void issue_async_write(void* target, size_t bytes, const Fiber& fiber, uint32_t writer, uint32_t time, void* pc) {
+void mark_async_write(const AsyncCopy& copy, uint32_t writer, uint32_t time, bool in_flight) {
   if (!checking) return;
-  check(static_cast<char*>(target), bytes, true, false, fiber, pc);
-  for_shared_cells(target, bytes, [&](Cell& cell) {
-    cell.write.thread = static_cast<uint16_t>(writer);
-    cell.write.time = time;
-    cell.write.in_flight = true;
-  });
-}
-
-void deliver_async_write(void* target, size_t bytes, uint32_t time) {
-  if (!checking) return;
-  for_shared_cells(target, bytes, [&](Cell& cell) {
-    cell.write.epoch = epoch[kShared];
-    cell.write.time = time;
-    cell.write.in_flight = false;
-  });
+  const Memory* memory = find_memory(copy.target);
+  if (!memory || memory->space != kShared)
+    fail("async-copy", "the target of an asynchronous copy is not in shared memory");
+  Cell* cells = &memory->cells[copy.target - memory->begin];
+  for (Cell* cell = cells; cell < cells + copy.bytes; ++cell) {
+    Stamp& write = cell->write;
+    write = {epoch[kShared], time, write.pc, static_cast<uint16_t>(writer), in_flight, false};
+  }
 }
 
 void register_buffer(const void* begin, size_t bytes, const char* name, Access access) {

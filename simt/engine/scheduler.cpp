@@ -66,7 +66,8 @@ Fiber* pick_fiber() {
 void fiber_main() {
   launch.entry(launch.args);
   Fiber& self = *running;
-  finish_async_thread(self);
+  if (!self.copies.empty())
+    fail_at_frames("async-copy", "a thread returned without waiting for its cp.async", {self.copies[0].pc});
   Warp& warp = block.warps[self.warp];
   self.state = State::done;
   warp.ready &= ~(1u << self.lane);
@@ -81,6 +82,17 @@ void fiber_main() {
                      {block.fibers[self.warp * kWarpSize + __builtin_ctz(call.arrived)].call_pc});
   to_main();
   __builtin_unreachable();
+}
+
+// Whether the running thread is the last of `count` to arrive; the others go on after that one.
+bool arrive(Barrier& barrier, int count, bool wait, const char* name) {
+  if (wait) barrier.waiting.push_back(running);
+  const bool is_last = ++barrier.arrived == count;
+  if (is_last)
+    release(barrier);
+  else if (wait)
+    wait_here(name);
+  return is_last;
 }
 
 void check_shape(const LaunchShape& shape) {
@@ -106,15 +118,14 @@ void prepare_memory(size_t threads) {
 void start_block(uint64_t linear) {
   const Dim3 grid = launch.shape.grid, size = launch.shape.block;
   const size_t threads = volume(size);
+  block = {};
   block.linear = static_cast<int>(linear);
   block.index = position_in(grid, linear);
   block.alive = static_cast<int>(threads);
   block.fibers.resize(threads);
   block.warps.assign((threads + kWarpSize - 1) / kWarpSize, {});
-  for (Barrier& barrier : block.barriers) barrier = {};
   for (size_t i = 0; i < threads; ++i) {
     Fiber& fiber = block.fibers[i];
-    fiber = {};
     fiber.index = position_in(size, i);
     fiber.linear = static_cast<uint32_t>(i);
     fiber.lane = fiber.linear % kWarpSize;
@@ -130,7 +141,6 @@ void start_block(uint64_t linear) {
   const Range& fixed = launch.image.static_shared;
   if (fixed.begin) memset(fixed.begin, 0xff, fixed.size());
   last_warp = order == Order::reverse ? block.warps.size() - 1 : 0;
-  start_async_block();
   start_checker_block();
 }
 
@@ -147,7 +157,9 @@ void run_block(uint64_t linear) {
                          frames_of(static_cast<void**>(fiber.stack_pointer)[kSavedFrame]));
     }
   }
-  if (!has_error()) finish_async_block();
+  if (!has_error() && !block.bulk_copies.empty())
+    fail_at_frames("async-copy", "the block ended before a bulk copy that nothing waited for",
+                   {block.bulk_copies[0].pc});
 }
 
 }  // namespace
@@ -205,6 +217,16 @@ void make_ready(Fiber& fiber) {
   block.warps[fiber.warp].ready |= 1u << fiber.lane;
 }
 
+void release(Barrier& barrier) {
+  for (Fiber* fiber : barrier.waiting) {
+    fiber->clock.join(barrier.clock);
+    make_ready(*fiber);
+  }
+  barrier.arrived = 0;
+  barrier.clock.seen.clear();
+  barrier.waiting.clear();
+}
+
 void warp_collective(uint32_t mask, const void* in, void* out, Combine combine, const char* name, Site site) {
   Fiber& self = called_from(__builtin_return_address(0));
   Warp& warp = block.warps[self.warp];
@@ -248,7 +270,7 @@ void warp_barrier(uint32_t mask, const char* name, Site site) {
 }
 
 void block_barrier(Fence fence, const char* name, Site site) {
-  Fiber& self = called_from(__builtin_return_address(0));
+  called_from(__builtin_return_address(0));
   Barrier& barrier = block.barriers[0];
   const int threads = static_cast<int>(block.fibers.size());
   if (block.alive < threads)
@@ -258,16 +280,9 @@ void block_barrier(Fence fence, const char* name, Site site) {
   } else if (barrier.site != site) {
     fail("divergent-barrier", "%s, while other threads wait in another barrier:\n%s", name, waiting_groups().c_str());
   }
-  barrier.waiting.push_back(&self);
-  if (++barrier.arrived == threads) {
-    for (Fiber* fiber : barrier.waiting) make_ready(*fiber);
-    barrier.waiting.clear();
-    barrier.arrived = 0;
-    advance_epoch(fence);
-    if (order == Order::random) to_main();
-    return;
-  }
-  wait_here(name);
+  if (!arrive(barrier, threads, true, name)) return;
+  advance_epoch(fence);
+  if (order == Order::random) to_main();
 }
 
 void named_barrier(int id, int count, bool wait, const char* name) {
@@ -276,20 +291,8 @@ void named_barrier(int id, int count, bool wait, const char* name) {
   if (id < 1 || id > 15 || count <= 0 || count > threads || count % kWarpSize)
     fail("bad-barrier", "%s: barrier %d for %d threads; 1 to 15, and a multiple of %d up to %d", name, id, count,
          kWarpSize, threads);
-  Barrier& barrier = block.barriers[id];
-  if (barrier.arrived == 0) barrier.clock.seen.clear();
-  publish(self, barrier.clock);
-  if (wait) barrier.waiting.push_back(&self);
-  if (++barrier.arrived == count) {
-    for (Fiber* fiber : barrier.waiting) {
-      fiber->clock.join(barrier.clock);
-      make_ready(*fiber);
-    }
-    barrier.waiting.clear();
-    barrier.arrived = 0;
-  } else if (wait) {
-    wait_here(name);
-  }
+  publish(self, block.barriers[id].clock);
+  arrive(block.barriers[id], count, wait, name);
 }
 
 void run_grid(const LaunchShape& shape, const void* kernel, void (*entry)(const void*), const void* args,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "host.h"
@@ -44,6 +45,8 @@ struct AsyncCopy {
   const char* source;
   int bytes, valid_bytes;
   void* pc;
+  uint32_t number;  // of its group, or of the bulk copy
+  void* barrier;    // of a bulk copy
 };
 
 enum class State : uint8_t { ready, waiting, done };
@@ -57,8 +60,8 @@ struct Fiber {
   void* call_pc;         // kernel instruction that called the engine last
   uint32_t time = 1;     // raised whenever the thread publishes what it did
   Clock clock;
-  std::vector<AsyncCopy> open_group;
-  std::vector<std::vector<AsyncCopy>> groups;
+  std::vector<AsyncCopy> copies;  // cp.async that is not finished, in order
+  uint32_t open_group = 0;
 };
 
 struct Warp {
@@ -68,9 +71,15 @@ struct Warp {
 
 struct Barrier {
   int arrived = 0;
-  Site site{};
-  Clock clock;
+  Site site{};  // of a block barrier
+  Clock clock;  // of those that arrived, unless the barrier is a block's, which starts an epoch
   std::vector<Fiber*> waiting;
+};
+
+struct MBarrier : Barrier {
+  int count = 0, phase = 0;
+  long bytes_left = 0;
+  Clock completed;  // of the last phase that ended
 };
 
 struct Range {
@@ -116,6 +125,9 @@ struct Block {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   Barrier barriers[16];
+  std::unordered_map<void*, MBarrier> mbarriers;
+  std::vector<AsyncCopy> bulk_copies;  // in flight
+  uint32_t bulk_copies_issued = 0;     // the time of the copy engine
 };
 
 constexpr size_t kStackBytes = 128 << 10;
@@ -143,23 +155,20 @@ inline Fiber& called_from(void* pc) {
 // scheduler.cpp
 void wait_here(const char* name);  // parks the running fiber until make_ready
 void make_ready(Fiber& fiber);
+void release(Barrier& barrier);  // ends a phase: those that wait go on, after all that arrived
 void* map_memory(size_t bytes);  // zeros, taken page by page when they are touched
 Image find_image(const void* code);
 [[noreturn]] void abandon_block();  // back to run_grid, which throws the pending error; what fibers own is leaked
 
 // async.cpp
-void start_async_block();
-void finish_async_thread(const Fiber& fiber);
 bool deliver_bulk_copy();  // one copy in flight, if any
-void finish_async_block();
 
 // checker.cpp
 void start_checker_launch();
 void start_checker_block();
 void advance_epoch(Fence fence);
 void check_access(const void* address, size_t bytes, bool write, const Fiber& fiber, void* pc);
-void issue_async_write(void* target, size_t bytes, const Fiber& fiber, uint32_t writer, uint32_t time, void* pc);
-void deliver_async_write(void* target, size_t bytes, uint32_t time);
+void mark_async_write(const AsyncCopy& copy, uint32_t writer, uint32_t time, bool in_flight);
 void publish(Fiber& fiber, Clock& into);  // release: what the fiber did so far becomes part of `into`
 
 // orders.cpp
