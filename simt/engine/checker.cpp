@@ -36,11 +36,10 @@ namespace {
 Memory dynamic_memory{{}, "dynamic shared memory", kShared, Access::scratch};
 Memory static_memory{{}, "static shared memory", kShared, Access::scratch};
 
-// Cells of buffers, handed out from the start for every operator call, and mapped when they are touched.
+// Handed out from the start for every operator call, and mapped when they are touched.
 constexpr size_t kMostCells = size_t{1} << 28;
-Cell* buffer_cells = nullptr;
+Cell* all_cells = nullptr;
 size_t cells_in_use = 0;
-std::vector<Cell> dynamic_cells, static_cells;
 
 uint32_t newest_epoch;
 uint32_t epoch[2];                                   // current epoch of each space
@@ -108,32 +107,26 @@ int unordered_reader(const Cell& cell, const Touch& touch) {
 // Adds a lane to the readers of its warp and time, and takes it from those of earlier times, which it supersedes.
 void record_read(Cell& cell, const Stamp& stamp, const Touch& touch) {
   const uint32_t warp = touch.fiber.warp, lane_bit = 1u << touch.fiber.lane;
-  const bool first = cell.read.epoch != stamp.epoch;
+  if (cell.read.epoch != stamp.epoch) cell.readers = {};
   cell.read = stamp;
-  if (first) {
-    cell.readers = {stamp.time, lane_bit, warp, 0};
-    return;
-  }
-  Readers *mine = nullptr, *unused = nullptr, *last = &cell.readers;
-  for (Readers* r = &cell.readers;; r = &more_readers[r->next]) {
-    last = r;
-    if (r->warp == warp && r->time == stamp.time) mine = r;
-    if (r->warp == warp && r->time != stamp.time) r->lanes &= ~lane_bit;
+  Readers *unused = nullptr, *r = &cell.readers;
+  for (;; r = &more_readers[r->next]) {
+    if (r->warp == warp && r->time == stamp.time) {
+      r->lanes |= lane_bit;
+      return;
+    }
+    if (r->warp == warp) r->lanes &= ~lane_bit;
     if (!r->lanes) unused = r;
     if (!r->next) break;
   }
-  if (!mine && unused) {
-    mine = unused;
-    *mine = {stamp.time, 0, warp, mine->next};
-  } else if (!mine) {
-    last->next = static_cast<uint32_t>(more_readers.size());
-    more_readers.push_back({stamp.time, 0, warp, 0});
-    mine = &more_readers.back();
+  if (!unused) {
+    r->next = static_cast<uint32_t>(more_readers.size());
+    unused = &more_readers.emplace_back();
   }
-  mine->lanes |= lane_bit;
+  *unused = {stamp.time, lane_bit, warp, unused->next};
 }
 
-void check_cell(Cell& cell, const Stamp& stamp, const Touch& touch, bool undefined_before) {
+void check_cell(Cell& cell, const Stamp& stamp, const Touch& touch) {
   const bool written_before = cell.write.epoch >= touch.memory->since;
   if (written_before && cell.write.epoch >= launch_epoch) {
     const Stamp& write = cell.write;
@@ -147,7 +140,8 @@ void check_cell(Cell& cell, const Stamp& stamp, const Touch& touch, bool undefin
       report(race_kind(touch.memory->space), touch, ", not ordered after a write" + other_side("written", write));
   }
   if (!touch.write) {
-    if (!written_before && undefined_before) report("uninitialised-read", touch, ", which nothing has written");
+    if (!written_before && touch.memory->starts_undefined())
+      report("uninitialised-read", touch, ", which nothing has written");
     record_read(cell, stamp, touch);
     return;
   }
@@ -166,19 +160,18 @@ void check_cell(Cell& cell, const Stamp& stamp, const Touch& touch, bool undefin
 
 void check_cells(const Touch& touch) {
   const Memory& memory = *touch.memory;
-  const bool undefined_before = memory.access == Access::output || memory.access == Access::scratch;
   const auto pc = static_cast<uint32_t>(static_cast<char*>(touch.pc) - launch.image.begin);
   const auto thread = static_cast<uint16_t>(touch.fiber.linear);
   const Stamp stamp{epoch[memory.space], touch.fiber.time, pc, thread, false, touch.atomic};
   Cell* cells = &memory.cells[touch.address - memory.begin];
   const Cell before = cells[0];
-  check_cell(cells[0], stamp, touch, undefined_before);
+  check_cell(cells[0], stamp, touch);
   // Bytes with one history have one outcome, unless they have a list of readers, which each keeps for itself.
   for (size_t i = 1; i < touch.bytes; ++i)
     if (!cells[0].readers.next && memcmp(&cells[i], &before, sizeof before) == 0)
       cells[i] = cells[0];
     else
-      check_cell(cells[i], stamp, touch, undefined_before);
+      check_cell(cells[i], stamp, touch);
 }
 
 // Where buffers overlap, the newest counts. Dynamic shared memory is known by its capacity, not by what a launch uses.
@@ -200,8 +193,8 @@ std::string nearest_buffer(const char* p) {
   auto nearer = [&](const Memory& a, const Memory& b) { return distance(a) < distance(b); };
   const auto nearest = std::min_element(buffers.begin(), buffers.end(), nearer);
   if (nearest == buffers.end() || distance(*nearest) > 1 << 20) return "";
-  return "; the nearest is " + nearest->name + " of " + std::to_string(nearest->end - nearest->begin) +
-         " bytes, at offset " + std::to_string(p - nearest->begin);
+  return "; the nearest is " + nearest->name + " of " + std::to_string(nearest->size()) + " bytes, at offset " +
+         std::to_string(p - nearest->begin);
 }
 
 void check(const char* p, size_t bytes, bool write, bool atomic, const Fiber& fiber, void* pc) {
@@ -216,7 +209,7 @@ void check(const char* p, size_t bytes, bool write, bool atomic, const Fiber& fi
     report("out-of-bounds", touch, nearest_buffer(p));
   }
   if (p + bytes > memory->end)
-    report("out-of-bounds", touch, ", which has " + std::to_string(memory->end - memory->begin) + " bytes");
+    report("out-of-bounds", touch, ", which has " + std::to_string(memory->size()) + " bytes");
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
   if ((bytes & (bytes - 1)) == 0 && (address & (bytes - 1)))
     report("misaligned", touch, "; the address must be a multiple of the size");
@@ -225,20 +218,15 @@ void check(const char* p, size_t bytes, bool write, bool atomic, const Fiber& fi
   trace_access(p, bytes, write, memory->space, fiber, pc);
 }
 
-void cover(Memory& memory, const Range& range, std::vector<Cell>& cells) {
-  memory.begin = range.begin;
-  memory.end = range.end;
-  if (cells.size() < range.size()) cells.resize(range.size());
-  memory.cells = cells.data();
+void cover(Memory& memory, size_t bytes) {
+  if (memory.cells || memory.access == Access::input) return;
+  if (!all_cells) all_cells = static_cast<Cell*>(map_memory(kMostCells * sizeof(Cell)));
+  if (cells_in_use + bytes > kMostCells) fail("bad-launch", "the buffers of a call take more than 256 MiB");
+  memory.cells = all_cells + cells_in_use;
+  cells_in_use += bytes;
 }
 
-void cover_buffer(Memory& buffer) {
-  if (buffer.cells || buffer.access == Access::input) return;
-  if (!buffer_cells) buffer_cells = static_cast<Cell*>(map_memory(kMostCells * sizeof(Cell)));
-  if (cells_in_use + buffer.size() > kMostCells) fail("bad-launch", "the buffers of a call take more than 256 MiB");
-  buffer.cells = buffer_cells + cells_in_use;
-  cells_in_use += buffer.size();
-}
+void place(Memory& memory, const Range& range) { static_cast<Range&>(memory) = range; }
 
 }  // namespace
 
@@ -246,11 +234,13 @@ void start_checker_launch() {
   launch_epoch = newest_epoch + 1;
   block_starts.clear();
   if (!checking) return;
-  // The cells cover the whole capacity, the bounds only what the launch asked for.
-  cover(dynamic_memory, {shared_memory, shared_memory + kSharedCapacity}, dynamic_cells);
-  dynamic_memory.end = shared_memory + launch.shape.shared_bytes;
-  cover(static_memory, launch.image.static_shared, static_cells);
-  for (Memory& buffer : buffers) cover_buffer(buffer);
+  const Range& fixed = launch.image.static_shared;
+  if (fixed.size() != static_memory.size()) static_memory.cells = nullptr;
+  place(static_memory, fixed);
+  place(dynamic_memory, {shared_memory, shared_memory + launch.shape.shared_bytes});
+  cover(static_memory, fixed.size());
+  cover(dynamic_memory, kSharedCapacity);  // whatever a launch asks for
+  for (Memory& buffer : buffers) cover(buffer, buffer.size());
 }
 
 void start_checker_block() {
@@ -314,29 +304,25 @@ void register_buffer(const void* begin, size_t bytes, const char* name, Access a
 void check_outputs() {
   for (const Memory& buffer : buffers) {
     if (buffer.access != Access::output || !buffer.cells) continue;
-    const size_t bytes = buffer.size();
-    size_t missing = 0, first = 0;
-    for (size_t i = bytes; i-- > 0;) {
-      if (buffer.cells[i].write.epoch >= buffer.since) continue;
-      ++missing;
-      first = i;
-    }
-    if (missing)
+    auto is_missing = [&](const Cell& cell) { return cell.write.epoch < buffer.since; };
+    const Cell *begin = buffer.cells, *end = begin + buffer.size();
+    const Cell* first = std::find_if(begin, end, is_missing);
+    if (first != end)
       fail_at_frames("unwritten-output",
-                     std::to_string(missing) + " of " + std::to_string(bytes) + " bytes of " + buffer.name +
-                         " were not written, the first at offset " + std::to_string(first),
+                     std::to_string(std::count_if(first, end, is_missing)) + " of " + std::to_string(buffer.size()) +
+                         " bytes of " + buffer.name + " were not written, the first at offset " +
+                         std::to_string(first - begin),
                      launch.frames);
   }
 }
 
 void clear_buffers() {
   buffers.clear();
+  dynamic_memory.cells = static_memory.cells = nullptr;
   cells_in_use = 0;
   if (newest_epoch < 1u << 31) return;
   // Before the epochs run out they start again, and no cell may remember one.
-  if (buffer_cells) madvise(buffer_cells, kMostCells * sizeof(Cell), MADV_DONTNEED);
-  dynamic_cells.clear();
-  static_cells.clear();
+  if (all_cells) madvise(all_cells, kMostCells * sizeof(Cell), MADV_DONTNEED);
   newest_epoch = 0;
 }
 

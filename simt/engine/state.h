@@ -106,6 +106,7 @@ struct Memory : Range {
   Cell* cells = nullptr;  // from the first checked launch on; none for inputs. They may hold older epochs.
 
   bool is_result() const { return access == Access::output || access == Access::update; }
+  bool starts_undefined() const { return access == Access::output || access == Access::scratch; }
 };
 
 struct Launch {
