@@ -1,7 +1,7 @@
 // One operator call in every order of the schedule, and whether the results agree.
 #include <algorithm>
 #include <cstdlib>
-#include <map>
+#include <iterator>
 #include <mutex>
 #include <sstream>
 
@@ -11,24 +11,20 @@ namespace simt {
 
 namespace {
 
-const std::map<std::string, Order> kNames = {
-    {"forward", Order::forward}, {"reverse", Order::reverse}, {"random", Order::random}};
+constexpr const char* kNames[] = {"forward", "reverse", "random"};  // of Order
 
 std::vector<Order> orders_from_environment() {
   const char* setting = getenv("RUDNN_SIMT_ORDER");
   std::vector<Order> orders;
   std::stringstream names(setting ? setting : "forward");
   for (std::string name; std::getline(names, name, ',');) {
-    if (!kNames.count(name))
+    const auto found = std::find(std::begin(kNames), std::end(kNames), name);
+    if (found == std::end(kNames))
       throw std::invalid_argument("RUDNN_SIMT_ORDER must list forward, reverse or random, got '" + name + "'");
-    orders.push_back(kNames.at(name));
+    orders.push_back(static_cast<Order>(found - kNames));
   }
   if (orders.empty()) throw std::invalid_argument("RUDNN_SIMT_ORDER is empty");
   return orders;
-}
-
-const std::string& name_of(Order order) {
-  return std::find_if(kNames.begin(), kNames.end(), [&](const auto& pair) { return pair.second == order; })->first;
 }
 
 // What a result's buffer held when the first order registered it, and when that order had ended.
@@ -42,24 +38,19 @@ size_t current = 0;  // index in orders()
 
 std::vector<char> contents(const Range& range) { return {range.begin, range.end}; }
 
-void compare_with_first_order(const Memory& result, const std::vector<char>& first) {
-  const auto [mine, theirs] = std::mismatch(result.begin, result.end, first.begin(), first.end());
-  if (mine == result.end) return;
-  fail_at_frames("order-dependent",
-                 "the byte at offset " + std::to_string(mine - result.begin) + " of " + result.name +
-                     " differs between the orders " + name_of(orders().front()) + " and " + name_of(current_order()),
-                 launch.frames);
-}
-
 void keep_or_compare_results() {
-  size_t index = 0;
-  for (const Memory& buffer : buffers) {
-    if (!buffer.is_result()) continue;
-    Snapshot& snapshot = snapshots[index++];
-    if (current == 0)
-      snapshot.after = contents(buffer);
-    else
-      compare_with_first_order(buffer, snapshot.after);
+  auto snapshot = snapshots.begin();
+  for (const Memory& result : buffers) {
+    if (!result.is_result()) continue;
+    std::vector<char>& first = (snapshot++)->after;
+    if (current == 0) first = contents(result);
+    const char* mine = std::mismatch(result.begin, result.end, first.begin()).first;
+    if (mine == result.end) continue;
+    const char *order = kNames[static_cast<int>(orders()[0])], *other = kNames[static_cast<int>(current_order())];
+    fail_at_frames("order-dependent",
+                   "the byte at offset " + std::to_string(mine - result.begin) + " of " + result.name +
+                       " differs between the orders " + order + " and " + other,
+                   launch.frames);
   }
 }
 
@@ -68,21 +59,19 @@ class Turn {
  public:
   Turn() {
     if (taken_) throw std::logic_error("an operator is called from inside another one's run on the bench");
-    lock_.lock();
-    keeps_snapshots = orders().size() > 1;
     taken_ = true;
+    keeps_snapshots = orders().size() > 1;
   }
   ~Turn() {
-    keeps_snapshots = false;
+    taken_ = keeps_snapshots = false;
     snapshots.clear();
     current = 0;
-    taken_ = false;
   }
 
  private:
-  static inline std::mutex mutex_;
-  static inline thread_local bool taken_ = false;
-  std::unique_lock<std::mutex> lock_{mutex_, std::defer_lock};
+  static inline std::recursive_mutex mutex_;
+  static inline bool taken_ = false;
+  const std::lock_guard<std::recursive_mutex> lock_{mutex_};
 };
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdlib>
-#include <cstring>
+#include <ext/stdio_filebuf.h>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -18,47 +18,42 @@ namespace {
 
 std::unique_ptr<Error> pending;
 
-std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
-
 // Files whose lines say how an operation is emulated, not which line of the kernel is wrong.
 bool is_internal(const std::string& path) {
-  for (const char* part : {"/simt/engine/", "/simt/cuda/", "/simt/metal/", "common/cuda/device.cuh", "/usr/"})
-    if (path.find(part) != std::string::npos) return true;
-  return path.empty() || path[0] == '?';
+  const char* parts[] = {"/simt/engine/", "/simt/cuda/", "/simt/metal/", "common/cuda/device.cuh", "/usr/"};
+  return std::any_of(std::begin(parts), std::end(parts), [&](const char* p) { return path.find(p) != path.npos; });
 }
 
 struct Line {
-  std::string file, function;
-  int line;
+  std::string place;  // "file:line"
+  std::string function;
+  bool internal;
 };
 
 // The inlined calls at the instruction before a return address, innermost first.
 std::map<void*, std::vector<Line>> known_lines;
 
-std::string next_line(FILE* pipe) {
-  std::string line;
-  for (int c = fgetc(pipe); c != EOF && c != '\n'; c = fgetc(pipe)) line += static_cast<char>(c);
-  return line;
-}
-
 // One run of addr2line, which costs more than its answers.
-void ask_addr2line(const std::string& module, const std::vector<std::pair<void*, uintptr_t>>& offsets) {
+void ask_addr2line(const std::string& module, const std::vector<void*>& addresses) {
   std::stringstream command;
   command << "addr2line -a -f -C -i -e '" << module << "'" << std::hex;
-  for (const auto& [address, offset] : offsets) command << " 0x" << offset - 1;
+  for (void* address : addresses) command << " 0x" << static_cast<char*>(address) - launch.image.begin - 1;
   FILE* pipe = popen((command.str() + " 2>/dev/null").c_str(), "r");
   if (!pipe) return;
-  auto next = offsets.begin();
+  __gnu_cxx::stdio_filebuf<char> buffer(pipe, std::ios::in);
+  std::istream answers(&buffer);
+  auto next = addresses.begin();
   std::vector<Line>* lines = nullptr;
-  for (std::string head = next_line(pipe); !head.empty(); head = next_line(pipe)) {
+  for (std::string head, position; std::getline(answers, head);) {
     if (head.compare(0, 2, "0x") == 0) {  // the address that is asked for; its functions and positions follow
-      lines = &known_lines[(next++)->first];
+      lines = &known_lines[*next++];
       continue;
     }
-    const std::string position = next_line(pipe);
+    std::getline(answers, position);
     const size_t colon = position.rfind(':');
-    if (position[0] != '?' && colon != std::string::npos)
-      lines->push_back({position.substr(0, colon), head, atoi(position.c_str() + colon + 1)});
+    if (position[0] == '?' || colon == std::string::npos) continue;
+    const std::string file = position.substr(0, colon), number = std::to_string(atoi(&position[colon + 1]));
+    lines->push_back({file.substr(file.rfind('/') + 1) + ":" + number, head, is_internal(file)});
   }
   pclose(pipe);
 }
@@ -77,17 +72,14 @@ std::string ranges(const std::vector<uint32_t>& numbers) {
 
 void load_lines(const std::vector<void*>& addresses) {
   constexpr size_t kMost = 1000;  // a command line has room for so many
-  std::map<std::string, std::vector<std::pair<void*, uintptr_t>>> unknown;
+  Dl_info module;
+  if (!dladdr(launch.kernel, &module)) return;
+  std::vector<void*> asked;
   for (void* address : addresses) {
-    Dl_info module;
-    if (known_lines.count(address) || !dladdr(address, &module)) continue;
-    known_lines[address];
-    auto& offsets = unknown[module.dli_fname];
-    offsets.emplace_back(address, static_cast<char*>(address) - static_cast<char*>(module.dli_fbase));
-    if (offsets.size() == kMost) ask_addr2line(module.dli_fname, std::exchange(offsets, {}));
+    if (known_lines.try_emplace(address).second) asked.push_back(address);
+    if (asked.size() == kMost) ask_addr2line(module.dli_fname, std::exchange(asked, {}));
   }
-  for (const auto& [module, offsets] : unknown)
-    if (!offsets.empty()) ask_addr2line(module, offsets);
+  if (!asked.empty()) ask_addr2line(module.dli_fname, asked);
 }
 
 // Return addresses up the stack, of the kernel and of the engine, as far as the frame pointers can be trusted.
@@ -108,18 +100,19 @@ std::vector<void*> frames_of(void* frame_pointer) {
 }
 
 std::string locate(const std::vector<void*>& frames) {
-  std::vector<Line> all, shown;
   load_lines(frames);
-  for (void* frame : frames) all.insert(all.end(), known_lines[frame].begin(), known_lines[frame].end());
-  std::copy_if(all.begin(), all.end(), std::back_inserter(shown), [](const Line& l) { return !is_internal(l.file); });
+  std::vector<std::string> all, shown;
+  for (void* frame : frames) {
+    for (const Line& line : known_lines[frame]) {
+      all.push_back(line.place);
+      if (!line.internal) shown.push_back(line.place);
+    }
+  }
   if (shown.empty()) shown.swap(all);  // better a line of the emulation than none
   if (shown.empty()) return "an unknown line";
-  std::string text, last;
-  for (size_t i = 0; i < std::min<size_t>(shown.size(), 4); ++i) {
-    const std::string place = base_name(shown[i].file) + ":" + std::to_string(shown[i].line);
-    if (place != last) text += (i ? " < " : "") + place;
-    last = place;
-  }
+  const auto end = std::unique(shown.begin(), shown.end());
+  std::string text = shown[0];
+  for (auto place = shown.begin() + 1; place < std::min(end, shown.begin() + 4); ++place) text += " < " + *place;
   return text;
 }
 
@@ -155,22 +148,16 @@ void fail(const char* kind, const char* format, ...) {
 
 // One line per place where threads of the block wait, and one for those that returned.
 std::string waiting_groups() {
-  struct Group {
-    const char* name;
-    std::vector<uint32_t> threads;
-  };
-  std::map<void*, Group> groups;
+  std::map<void*, std::vector<uint32_t>> waiting;
   std::vector<uint32_t> returned;
   for (const Fiber& fiber : block.fibers) {
     if (fiber.state == State::done) returned.push_back(fiber.linear);
-    if (fiber.state != State::waiting) continue;
-    Group& group = groups[fiber.call_pc];
-    group.name = fiber.waits_in;
-    group.threads.push_back(fiber.linear);
+    if (fiber.state == State::waiting) waiting[fiber.call_pc].push_back(fiber.linear);
   }
   std::string text;
-  for (const auto& [pc, group] : groups)
-    text += "  threads " + ranges(group.threads) + " wait in " + group.name + " at " + locate({pc}) + "\n";
+  for (const auto& [pc, threads] : waiting)
+    text +=
+        "  threads " + ranges(threads) + " wait in " + block.fibers[threads[0]].waits_in + " at " + locate({pc}) + "\n";
   if (!returned.empty()) text += "  threads " + ranges(returned) + " have returned\n";
   if (!text.empty()) text.pop_back();
   return text;
