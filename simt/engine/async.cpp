@@ -12,15 +12,15 @@ namespace {
 uint32_t copy_engine() { return static_cast<uint32_t>(block.fibers.size()); }
 
 // Looks at what a copy of the running thread touches, in units of at most 16 bytes.
-void check_copied(const char* begin, int bytes, bool write, void* pc) {
-  for (int i = 0; checking && i < bytes; i += 16) check_access(begin + i, std::min(bytes - i, 16), write, *running, pc);
+void check_copied(const char* begin, int bytes, Use use, void* pc) {
+  for (int i = 0; checking && i < bytes; i += 16) check_access(begin + i, std::min(bytes - i, 16), use, *running, pc);
 }
 
 // `writer` is the slot of the running thread or of the copy engine.
 void issue(const AsyncCopy& copy, int unit, uint32_t writer, uint32_t time) {
   if ((reinterpret_cast<uintptr_t>(copy.target) | reinterpret_cast<uintptr_t>(copy.source) | copy.bytes) & (unit - 1))
     fail("misaligned", "asynchronous copy of %d bytes; addresses and size must be multiples of %d", copy.bytes, unit);
-  check_copied(copy.target, copy.bytes, true, copy.pc);
+  check_copied(copy.target, copy.bytes, Use::write, copy.pc);
   mark_async_write(copy, writer, time, true);
   memset(copy.target, 0xff, copy.bytes);
 }
@@ -32,14 +32,14 @@ void deliver(const AsyncCopy& copy, uint32_t writer, uint32_t time) {
 }
 
 // The state of an mbarrier is guarded like any variable in shared memory: its initialisation must be ordered first.
-void touch_mbarrier(void* address, bool write) {
-  if (checking) check_access(address, 8, write, *running, running->call_pc);
+void touch_mbarrier(void* address, Use use) {
+  if (checking) check_access(address, 8, use, *running, running->call_pc);
 }
 
 MBarrier& mbarrier(void* address) {
   const auto found = block.mbarriers.find(address);
   if (found == block.mbarriers.end()) fail("bad-barrier", "an mbarrier is used that nothing has initialised");
-  touch_mbarrier(address, false);
+  touch_mbarrier(address, Use::read);
   return found->second;
 }
 
@@ -66,7 +66,7 @@ void copy_async_wait(int groups_left) {
   auto is_left = [&](const AsyncCopy& copy) { return copy.number + groups_left >= self.open_group; };
   const auto end = std::find_if(self.copies.begin(), self.copies.end(), is_left);
   for (auto copy = self.copies.begin(); copy != end; ++copy) {
-    check_copied(copy->source, copy->valid_bytes, false, copy->pc);
+    check_copied(copy->source, copy->valid_bytes, Use::read, copy->pc);
     deliver(*copy, self.linear, self.time);
   }
   self.copies.erase(self.copies.begin(), end);
@@ -74,7 +74,7 @@ void copy_async_wait(int groups_left) {
 
 void mbarrier_init(void* address, int count) {
   called_from(__builtin_return_address(0));
-  touch_mbarrier(address, true);
+  touch_mbarrier(address, Use::write);
   MBarrier& barrier = block.mbarriers[address] = {};
   barrier.count = count;
 }
@@ -108,7 +108,7 @@ void bulk_copy(void* shared, const void* global, int bytes, void* barrier) {
                        ++block.bulk_copies_issued,
                        barrier};
   mbarrier(barrier);
-  check_copied(copy.source, bytes, false, copy.pc);
+  check_copied(copy.source, bytes, Use::read, copy.pc);
   issue(copy, 16, copy_engine(), copy.number);
   block.bulk_copies.push_back(copy);
 }

@@ -10,8 +10,6 @@
 
 namespace simt {
 
-std::vector<Memory> buffers;
-
 // When and by whom a byte was touched. `epoch` counts full barriers over all blocks, so it also tells the block.
 struct Stamp {
   uint32_t epoch, time, pc;  // pc: offset in the kernel's shared object
@@ -53,16 +51,15 @@ std::deque<Readers> more_readers;  // of cells with readers of several warps or 
 struct Touch {
   const char* address;
   size_t bytes;
-  bool write, atomic;
+  Use use;
   const Fiber& fiber;
   void* pc;
   const Memory* memory;  // null for an address that belongs to none
-
-  const char* verb() const { return atomic ? "atomic" : write ? "write" : "read"; }
 };
 
 std::string describe(const Touch& touch) {
-  const std::string what = touch.verb() + (" of " + std::to_string(touch.bytes) + " bytes at ");
+  const char* verbs[] = {"read", "write", "atomic"};
+  const std::string what = verbs[static_cast<int>(touch.use)] + (" of " + std::to_string(touch.bytes) + " bytes at ");
   if (!touch.memory) return what + "an address outside every buffer";
   const std::string offset = std::to_string(touch.address - touch.memory->begin);
   return what + "offset " + offset + " of " + touch.memory->name;
@@ -130,7 +127,7 @@ void check_cell(Cell& cell, const Stamp& stamp, const Touch& touch) {
   const bool written_before = cell.write.epoch >= touch.memory->since;
   if (written_before && cell.write.epoch >= launch_epoch) {
     const Stamp& write = cell.write;
-    const bool atomics = touch.atomic && write.atomic;
+    const bool atomics = touch.use == Use::atomic && write.atomic;
     if (in_other_block(write) && !atomics)
       report("block-race", touch, ", which another block of the launch writes" + other_side("written", write));
     if (write.in_flight)
@@ -139,7 +136,7 @@ void check_cell(Cell& cell, const Stamp& stamp, const Touch& touch) {
     if (!in_other_block(write) && !ordered(write, touch) && !atomics)
       report(race_kind(touch.memory->space), touch, ", not ordered after a write" + other_side("written", write));
   }
-  if (!touch.write) {
+  if (touch.use == Use::read) {
     if (!written_before && touch.memory->starts_undefined())
       report("uninitialised-read", touch, ", which nothing has written");
     record_read(cell, stamp, touch);
@@ -162,7 +159,7 @@ void check_cells(const Touch& touch) {
   const Memory& memory = *touch.memory;
   const auto pc = static_cast<uint32_t>(static_cast<char*>(touch.pc) - launch.image.begin);
   const auto thread = static_cast<uint16_t>(touch.fiber.linear);
-  const Stamp stamp{epoch[memory.space], touch.fiber.time, pc, thread, false, touch.atomic};
+  const Stamp stamp{epoch[memory.space], touch.fiber.time, pc, thread, false, touch.use == Use::atomic};
   Cell* cells = &memory.cells[touch.address - memory.begin];
   const Cell before = cells[0];
   check_cell(cells[0], stamp, touch);
@@ -195,27 +192,6 @@ std::string nearest_buffer(const char* p) {
   if (nearest == buffers.end() || distance(*nearest) > 1 << 20) return "";
   return "; the nearest is " + nearest->name + " of " + std::to_string(nearest->size()) + " bytes, at offset " +
          std::to_string(p - nearest->begin);
-}
-
-void check(const char* p, size_t bytes, bool write, bool atomic, const Fiber& fiber, void* pc) {
-  const size_t stack_offset = p - stacks;
-  if (stack_offset / kStackBytes == fiber.linear) return;
-  const Memory* memory = find_memory(p);
-  const Touch touch{p, bytes, write, atomic, fiber, pc, memory};
-  if (stack_offset < stack_count * kStackBytes)
-    report("local-memory", touch, ", the local memory of another thread or more than a thread has");
-  if (!memory) {
-    if (is_private(p)) return;
-    report("out-of-bounds", touch, nearest_buffer(p));
-  }
-  if (p + bytes > memory->end)
-    report("out-of-bounds", touch, ", which has " + std::to_string(memory->size()) + " bytes");
-  const uintptr_t address = reinterpret_cast<uintptr_t>(p);
-  if ((bytes & (bytes - 1)) == 0 && (address & (bytes - 1)))
-    report("misaligned", touch, "; the address must be a multiple of the size");
-  if (write && memory->access == Access::input) report("read-only-write", touch, ", an input");
-  if (memory->cells) check_cells(touch);
-  trace_access(p, bytes, write, memory->space, fiber, pc);
 }
 
 void cover(Memory& memory, size_t bytes) {
@@ -263,19 +239,35 @@ void publish(Fiber& fiber, Clock& into) {
   into.raise(fiber.linear, fiber.time++, block.fibers.size());
 }
 
-void check_access(const void* address, size_t bytes, bool write, const Fiber& fiber, void* pc) {
-  check(static_cast<const char*>(address), bytes, write, false, fiber, pc);
+void check_access(const void* address, size_t bytes, Use use, const Fiber& fiber, void* pc) {
+  const char* p = static_cast<const char*>(address);
+  const size_t stack_offset = p - stacks.begin;
+  if (stack_offset / kStackBytes == fiber.linear) return;
+  const Memory* memory = find_memory(p);
+  const Touch touch{p, bytes, use, fiber, pc, memory};
+  if (stacks.contains(p))
+    report("local-memory", touch, ", the local memory of another thread or more than a thread has");
+  if (!memory) {
+    if (is_private(p)) return;
+    report("out-of-bounds", touch, nearest_buffer(p));
+  }
+  if (p + bytes > memory->end)
+    report("out-of-bounds", touch, ", which has " + std::to_string(memory->size()) + " bytes");
+  if ((bytes & (bytes - 1)) == 0 && (reinterpret_cast<uintptr_t>(p) & (bytes - 1)))
+    report("misaligned", touch, "; the address must be a multiple of the size");
+  if (use != Use::read && memory->access == Access::input) report("read-only-write", touch, ", an input");
+  if (memory->cells) check_cells(touch);
+  trace_access(p, bytes, use, memory->space, fiber, pc);
 }
 
 void touch_read(const void* address, size_t bytes, int lane) {
   if (!launch.shape.has_hooks) return;
-  const Fiber& fiber = block.fibers[running->warp * kWarpSize + lane];
-  check(static_cast<const char*>(address), bytes, false, false, fiber, fiber.call_pc);
+  const Fiber& fiber = fiber_at(running->warp, lane);
+  check_access(address, bytes, Use::read, fiber, fiber.call_pc);
 }
 
 void touch_atomic(const void* address, size_t bytes) {
-  if (!checking) return;
-  check(static_cast<const char*>(address), bytes, true, true, *running, __builtin_return_address(0));
+  if (checking) check_access(address, bytes, Use::atomic, *running, __builtin_return_address(0));
 }
 
 void mark_async_write(const AsyncCopy& copy, uint32_t writer, uint32_t time, bool in_flight) {

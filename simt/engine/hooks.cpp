@@ -4,15 +4,16 @@
 namespace {
 
 using simt::running;
+using simt::Use;
 
-inline void access(const void* p, size_t bytes, bool write, void* pc) {
-  if (running && simt::checking) simt::check_access(p, bytes, write, *running, pc);
+inline void access(const void* p, size_t bytes, Use use, void* pc) {
+  if (running && simt::checking) simt::check_access(p, bytes, use, *running, pc);
 }
 
 // A run of bytes, or an access that its type does not align, is looked at in units that have no alignment to keep.
-void access_range(const void* p, size_t bytes, bool write, void* pc) {
+void access_range(const void* p, size_t bytes, Use use, void* pc) {
   const size_t unit = bytes % 4 == 0 && reinterpret_cast<uintptr_t>(p) % 4 == 0 ? 4 : 1;
-  for (size_t i = 0; i < bytes; i += unit) access(static_cast<const char*>(p) + i, unit, write, pc);
+  for (size_t i = 0; i < bytes; i += unit) access(static_cast<const char*>(p) + i, unit, use, pc);
 }
 
 void undefined(const char* kind, const char* what) {
@@ -22,9 +23,9 @@ void undefined(const char* kind, const char* what) {
 }  // namespace
 
 #define PC __builtin_return_address(0)
-#define SIMT_HOOKS(N)                                                \
-  SIMT_API void __tsan_read##N(void* p) { access(p, N, false, PC); } \
-  SIMT_API void __tsan_write##N(void* p) { access(p, N, true, PC); }
+#define SIMT_HOOKS(N)                                                    \
+  SIMT_API void __tsan_read##N(void* p) { access(p, N, Use::read, PC); } \
+  SIMT_API void __tsan_write##N(void* p) { access(p, N, Use::write, PC); }
 
 // Atomics of the host code beside a kernel, such as reference counts.
 #define ORDER __ATOMIC_SEQ_CST
@@ -46,8 +47,8 @@ SIMT_HOOKS(8)
 SIMT_HOOKS(16)
 SIMT_API void __tsan_init() {}
 SIMT_API void __tsan_vptr_update(void*, void*) {}
-SIMT_API void __tsan_read_range(void* p, size_t bytes) { access_range(p, bytes, false, PC); }
-SIMT_API void __tsan_write_range(void* p, size_t bytes) { access_range(p, bytes, true, PC); }
+SIMT_API void __tsan_read_range(void* p, size_t bytes) { access_range(p, bytes, Use::read, PC); }
+SIMT_API void __tsan_write_range(void* p, size_t bytes) { access_range(p, bytes, Use::write, PC); }
 
 SIMT_API void __ubsan_handle_type_mismatch_v1(void*, uintptr_t) {
   undefined("misaligned", "access through a null pointer or one that its type's alignment forbids");

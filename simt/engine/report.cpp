@@ -116,12 +116,8 @@ std::string locate(const std::vector<void*>& frames) {
   return text;
 }
 
-bool has_error() { return pending != nullptr; }
-
-void throw_error() {
-  const Error error = *pending;
-  pending.reset();
-  throw error;
+void throw_pending_error() {
+  if (pending) throw Error(*std::exchange(pending, nullptr));
 }
 
 void fail_at_frames(const char* kind, const std::string& text, const std::vector<void*>& frames) {
@@ -151,8 +147,10 @@ std::string waiting_groups() {
   std::map<void*, std::vector<uint32_t>> waiting;
   std::vector<uint32_t> returned;
   for (const Fiber& fiber : block.fibers) {
-    if (fiber.state == State::done) returned.push_back(fiber.linear);
-    if (fiber.state == State::waiting) waiting[fiber.call_pc].push_back(fiber.linear);
+    if (!is_alive(fiber))
+      returned.push_back(fiber.linear);
+    else if (!(block.warps[fiber.warp].ready >> fiber.lane & 1))
+      waiting[fiber.call_pc].push_back(fiber.linear);
   }
   std::string text;
   for (const auto& [pc, threads] : waiting)

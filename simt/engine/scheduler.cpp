@@ -16,16 +16,6 @@ extern "C" void* __tls_get_addr(void*);
 
 namespace simt {
 
-Order order = Order::forward;
-Launch launch;
-Block block;
-std::minstd_rand random_number;
-__constinit thread_local Fiber* running = nullptr;
-bool checking = false;
-char* stacks = nullptr;
-size_t stack_count = 0;
-char* shared_memory = nullptr;
-
 namespace {
 
 void* main_stack_pointer;
@@ -58,7 +48,7 @@ Fiber* pick_fiber() {
     const size_t warp = order == Order::reverse ? (start + warps - i) % warps : (start + i) % warps;
     if (!block.warps[warp].ready) continue;
     last_warp = warp;
-    return &block.fibers[warp * kWarpSize + pick_lane(block.warps[warp].ready)];
+    return &fiber_at(warp, pick_lane(block.warps[warp].ready));
   }
   return nullptr;
 }
@@ -69,7 +59,6 @@ void fiber_main() {
   if (!self.copies.empty())
     fail_at_frames("async-copy", "a thread returned without waiting for its cp.async", {self.copies[0].pc});
   Warp& warp = block.warps[self.warp];
-  self.state = State::done;
   warp.ready &= ~(1u << self.lane);
   warp.alive &= ~(1u << self.lane);
   --block.alive;
@@ -79,7 +68,7 @@ void fiber_main() {
   for (const WarpCall& call : warp.open)
     if (call.has(self.lane))
       fail_at_frames("early-exit", "a lane returned while others wait for it:\n" + waiting_groups(),
-                     {block.fibers[self.warp * kWarpSize + __builtin_ctz(call.arrived)].call_pc});
+                     {fiber_at(self.warp, __builtin_ctz(call.arrived)).call_pc});
   to_main();
   __builtin_unreachable();
 }
@@ -107,10 +96,10 @@ void check_shape(const LaunchShape& shape) {
 }
 
 void prepare_memory(size_t threads) {
-  if (stack_count < threads) {
-    if (stacks) munmap(stacks, stack_count * kStackBytes);
-    stacks = static_cast<char*>(map_memory(threads * kStackBytes));
-    stack_count = threads;
+  if (stacks.size() < threads * kStackBytes) {
+    if (stacks.begin) munmap(stacks.begin, stacks.size());
+    stacks.begin = static_cast<char*>(map_memory(threads * kStackBytes));
+    stacks.end = stacks.begin + threads * kStackBytes;
   }
   if (!shared_memory) shared_memory = static_cast<char*>(aligned_alloc(1024, kSharedCapacity));
 }
@@ -131,7 +120,7 @@ void start_block(uint64_t linear) {
     fiber.lane = fiber.linear % kWarpSize;
     fiber.warp = fiber.linear / kWarpSize;
     // Stacks that start at different offsets do not all compete for the same cache lines.
-    char* top = stacks + (i + 1) * kStackBytes - fiber.lane * 320;
+    char* top = stacks.begin + (i + 1) * kStackBytes - fiber.lane * 320;
     fiber.stack_pointer = new_stack(top, fiber_main);
     block.warps[fiber.warp].alive |= 1u << fiber.lane;
     make_ready(fiber);
@@ -146,18 +135,19 @@ void start_block(uint64_t linear) {
 
 void run_block(uint64_t linear) {
   start_block(linear);
-  while (block.alive && !has_error()) {
+  while (block.alive) {
     Fiber* next = pick_fiber();
     if (next) {
       resume(*next);
+      throw_pending_error();
     } else if (!deliver_bulk_copy()) {
       for (Fiber& fiber : block.fibers)
-        if (fiber.state == State::waiting)
+        if (is_alive(fiber))
           fail_at_frames("deadlock", "no thread can go on:\n" + waiting_groups(),
                          frames_of(static_cast<void**>(fiber.stack_pointer)[kSavedFrame]));
     }
   }
-  if (!has_error() && !block.bulk_copies.empty())
+  if (!block.bulk_copies.empty())
     fail_at_frames("async-copy", "the block ended before a bulk copy that nothing waited for",
                    {block.bulk_copies[0].pc});
 }
@@ -196,26 +186,23 @@ void* map_memory(size_t bytes) {
 
 void abandon_block() {
   if (running) to_main();
-  throw_error();
+  throw_pending_error();
+  __builtin_unreachable();
 }
 
 void wait_here(const char* name) {
   Fiber& self = *running;
-  self.state = State::waiting;
   self.waits_in = name;
   Warp& warp = block.warps[self.warp];
   warp.ready &= ~(1u << self.lane);
   // Going straight to the next lane of the same warp halves the switches.
   if (warp.ready && order != Order::random)
-    resume(block.fibers[self.warp * kWarpSize + pick_lane(warp.ready)]);
+    resume(fiber_at(self.warp, pick_lane(warp.ready)));
   else
     to_main();
 }
 
-void make_ready(Fiber& fiber) {
-  fiber.state = State::ready;
-  block.warps[fiber.warp].ready |= 1u << fiber.lane;
-}
+void make_ready(const Fiber& fiber) { block.warps[fiber.warp].ready |= 1u << fiber.lane; }
 
 void release(Barrier& barrier) {
   for (Fiber* fiber : barrier.waiting) {
@@ -250,9 +237,8 @@ void warp_collective(uint32_t mask, const void* in, void* out, Combine combine, 
     Unchecked emulated;
     combine(*call);
   }
+  call->for_each_lane([&](int lane) { make_ready(fiber_at(self.warp, lane)); });
   warp.open.erase(call);
-  for (uint32_t rest = mask; rest; rest &= rest - 1)
-    make_ready(block.fibers[self.warp * kWarpSize + __builtin_ctz(rest)]);
   if (order == Order::random) to_main();
 }
 
@@ -261,9 +247,8 @@ void warp_barrier(uint32_t mask, const char* name, Site site) {
       mask, nullptr, nullptr,
       [](const WarpCall& call) {
         Clock all;
-        Fiber* lanes = &block.fibers[running->warp * kWarpSize];
-        call.for_each_lane([&](int lane) { publish(lanes[lane], all); });
-        call.for_each_lane([&](int lane) { lanes[lane].clock = all; });
+        call.for_each_lane([&](int lane) { publish(fiber_at(running->warp, lane), all); });
+        call.for_each_lane([&](int lane) { fiber_at(running->warp, lane).clock = all; });
       },
       name, site);
   running->call_pc = __builtin_return_address(0);
@@ -310,10 +295,7 @@ void run_grid(const LaunchShape& shape, const void* kernel, void (*entry)(const 
   std::iota(sequence.begin(), sequence.end(), 0u);
   if (order == Order::reverse) std::reverse(sequence.begin(), sequence.end());
   if (order == Order::random) std::shuffle(sequence.begin(), sequence.end(), random_number);
-  for (uint32_t linear : sequence) {
-    run_block(linear);
-    if (has_error()) throw_error();
-  }
+  for (uint32_t linear : sequence) run_block(linear);
 }
 
 Dim3 thread_index() { return running->index; }

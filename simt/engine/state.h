@@ -49,13 +49,10 @@ struct AsyncCopy {
   void* barrier;    // of a bulk copy
 };
 
-enum class State : uint8_t { ready, waiting, done };
-
 struct Fiber {
   void* stack_pointer;  // while not running
   Dim3 index;
   uint32_t linear, lane, warp;
-  State state = State::ready;
   const char* waits_in;  // name of the operation, while waiting
   void* call_pc;         // kernel instruction that called the engine last
   uint32_t time = 1;     // raised whenever the thread publishes what it did
@@ -94,6 +91,7 @@ struct Image : Range {
 };
 
 enum Space { kShared, kGlobal };
+enum class Use : uint8_t { read, write, atomic };  // of an address
 
 struct Cell;  // of shadow memory, see checker.cpp
 
@@ -134,19 +132,20 @@ struct Block {
 constexpr size_t kStackBytes = 128 << 10;
 constexpr size_t kSharedCapacity = 256 << 10;
 
-extern Order order;  // of the launches under way
-extern Launch launch;
-extern Block block;
+inline Order order = Order::forward;  // of the launches under way
+inline Launch launch;
+inline Block block;
 // Null outside a kernel, and on a thread that does not run one: launchers are instrumented too. Initial-exec, because
 // each hook reads it.
-extern __constinit thread_local Fiber* running __attribute__((tls_model("initial-exec")));
-extern bool checking;  // accesses are looked at; only in kernels compiled with hooks
-extern char* stacks;
-extern size_t stack_count;
-extern char* shared_memory;
-extern std::vector<Memory> buffers;
-extern std::minstd_rand random_number;
+inline __constinit thread_local Fiber* running __attribute__((tls_model("initial-exec"))) = nullptr;
+inline bool checking = false;  // accesses are looked at; only in kernels compiled with hooks
+inline Range stacks;
+inline char* shared_memory = nullptr;
+inline std::vector<Memory> buffers;
+inline std::minstd_rand random_number;
 
+inline Fiber& fiber_at(size_t warp, int lane) { return block.fibers[warp * kWarpSize + lane]; }
+inline bool is_alive(const Fiber& fiber) { return block.warps[fiber.warp].alive >> fiber.lane & 1; }
 // The running fiber, which calls the engine from the instruction before `pc`.
 inline Fiber& called_from(void* pc) {
   running->call_pc = pc;
@@ -155,11 +154,11 @@ inline Fiber& called_from(void* pc) {
 
 // scheduler.cpp
 void wait_here(const char* name);  // parks the running fiber until make_ready
-void make_ready(Fiber& fiber);
+void make_ready(const Fiber& fiber);
 void release(Barrier& barrier);  // ends a phase: those that wait go on, after all that arrived
 void* map_memory(size_t bytes);  // zeros, taken page by page when they are touched
 Image find_image(const void* code);
-[[noreturn]] void abandon_block();  // back to run_grid, which throws the pending error; what fibers own is leaked
+[[noreturn]] void abandon_block();  // the launch ends with the pending error; what fibers own is leaked
 
 // async.cpp
 bool deliver_bulk_copy();  // one copy in flight, if any
@@ -168,7 +167,7 @@ bool deliver_bulk_copy();  // one copy in flight, if any
 void start_checker_launch();
 void start_checker_block();
 void advance_epoch(Fence fence);
-void check_access(const void* address, size_t bytes, bool write, const Fiber& fiber, void* pc);
+void check_access(const void* address, size_t bytes, Use use, const Fiber& fiber, void* pc);
 void mark_async_write(const AsyncCopy& copy, uint32_t writer, uint32_t time, bool in_flight);
 void publish(Fiber& fiber, Clock& into);  // release: what the fiber did so far becomes part of `into`
 
@@ -177,15 +176,14 @@ Order current_order();
 void start_from_snapshot(const Memory& result);
 
 // trace.cpp
-void trace_access(const void* address, size_t bytes, bool write, Space space, const Fiber& fiber, void* pc);
+void trace_access(const void* address, size_t bytes, Use use, Space space, const Fiber& fiber, void* pc);
 
 // report.cpp
 void load_lines(const std::vector<void*>& addresses);  // all at once, for many calls of locate
 // The innermost kernel line as "file:line", and after " < " the lines that called it.
 std::string locate(const std::vector<void*>& frames);
 std::vector<void*> frames_of(void* frame_pointer);
-bool has_error();
-[[noreturn]] void throw_error();
+void throw_pending_error();
 [[noreturn]] void fail_at_frames(const char* kind, const std::string& text, const std::vector<void*>& frames);
 std::string waiting_groups();
 

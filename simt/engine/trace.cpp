@@ -17,10 +17,10 @@ std::vector<Record> records;
 
 }  // namespace
 
-void trace_access(const void* address, size_t bytes, bool write, Space space, const Fiber& fiber, void* pc) {
+void trace_access(const void* address, size_t bytes, Use use, Space space, const Fiber& fiber, void* pc) {
   if (block.linear != traced_block || static_cast<int>(fiber.warp) != traced_warp) return;
   records.push_back({reinterpret_cast<uint64_t>(pc), reinterpret_cast<uint64_t>(address), static_cast<uint32_t>(bytes),
-                     fiber.lane, (space == kShared ? 2u : 0u) + write, 0});
+                     fiber.lane, (space == kShared ? 2u : 0u) + (use != Use::read), 0});
 }
 
 }  // namespace simt
