@@ -1,11 +1,10 @@
-"""Commands that compile the engine and kernels for the bench."""
+"""How to compile the engine and kernels for the bench."""
 
 import importlib.util
 import os
 import platform
 import re
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,23 +75,6 @@ def cuda_flags() -> list[str]:
     return ["-isystem", str(home / "include")] if home else []
 
 
-def engine_command(library: Path) -> list[str]:
-    """Returns what builds the engine as a shared library."""
-    return [COMPILER, *ENGINE, "-shared", *map(str, ENGINE_SOURCES), "-o", str(library), *ENGINE_LIBRARIES]
-
-
-def compile_command(source: Path, output: Path, *, checked: bool, shader: bool = False) -> list[str]:
-    """Returns what compiles one .cu, launcher or, after the pre-pass, shader for the bench."""
-    mode = CHECKED if checked else FAST
-    dialect = SHADER if shader else cuda_flags()
-    return [COMPILER, *KERNEL, *mode, *dialect, "-x", "c++", "-c", str(source), "-o", str(output)]
-
-
 def engine_link_flags(engine: Path) -> list[str]:
     """Returns what links a library to the engine, which also provides the functions that the sanitizers call."""
     return [str(engine), f"-Wl,-rpath,{engine.resolve().parent}"]
-
-
-def link_command(objects: Iterable[Path], library: Path, engine: Path) -> list[str]:
-    """Returns what links kernels to the engine."""
-    return [COMPILER, "-shared", *map(str, objects), *engine_link_flags(engine), "-o", str(library)]

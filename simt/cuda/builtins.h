@@ -12,7 +12,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <tuple>
 
 #include "../engine/host.h"
 
@@ -28,7 +27,6 @@
 #define blockIdx (simt::cuda::dim(simt::block_index()))
 #define blockDim (simt::cuda::dim(simt::block_size()))
 #define gridDim (simt::cuda::dim(simt::grid_size()))
-constexpr int warpSize = simt::kWarpSize;
 
 using std::isfinite;
 using std::isinf;
@@ -54,21 +52,12 @@ inline void combine_ballot(const WarpCall& call) {
   call.for_each_lane([&](int lane) { call.out<unsigned>(lane) = votes; });
 }
 
-template <class To, class From>
-SIMT_INLINE To bit_cast(From from) {
-  static_assert(sizeof(To) == sizeof(From), "bit_cast between types of one size");
-  To to;
-  memcpy(&to, &from, sizeof to);
-  return to;
-}
-
 constexpr size_t kSharedLimit = 227 << 10;  // a block's opt-in limit on sm_90
 
 template <class... Params>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Params... args) {
   const LaunchShape shape{{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, kSharedLimit};
-  const auto thread = [kernel, all = std::tuple<Params...>(args...)] { std::apply(kernel, all); };
-  run_grid_of(shape, reinterpret_cast<const void*>(kernel), thread);
+  run_grid_of(shape, reinterpret_cast<const void*>(kernel), [kernel, args...] { kernel(args...); });
 }
 
 }  // namespace simt::cuda
@@ -109,12 +98,8 @@ SIMT_INLINE T atomicAdd(T* address, std::common_type_t<T> value) {
   return simt::atomic_update(address, [&](T old) { return old + value; });
 }
 
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
-inline float __logf(float x) { return std::log(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __uint_as_float(unsigned x) { return simt::cuda::bit_cast<float>(x); }
-inline unsigned __float_as_uint(float x) { return simt::cuda::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
+inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }

@@ -14,8 +14,8 @@ from simt.metal import shader as shaders
 
 HERE = Path(__file__).resolve().parent
 # No double, half, no variables in device memory at program scope.
-FLAGS = "--target=spir64 -x cl -cl-std=clc++2021 -cl-no-stdinc -fsyntax-only -fno-color-diagnostics -Xclang"
-FLAGS += " -cl-ext=-cl_khr_fp64,-__opencl_c_fp64,+cl_khr_fp16"
+FLAGS = "--target=spir64 -x cl -cl-std=clc++2021 -cl-no-stdinc -ffreestanding -fsyntax-only -fno-color-diagnostics"
+FLAGS += " -Xclang -cl-ext=-cl_khr_fp64,-__opencl_c_fp64,+cl_khr_fp16"
 FLAGS += ",-__opencl_c_program_scope_global_variables,-__opencl_c_device_enqueue"
 FLAGS += " -Wall -Wno-unused -Wno-pedantic-core-features -Wno-unknown-pragmas -D__METAL_VERSION__=400"
 

@@ -8,8 +8,6 @@
 namespace metal {
 
 using std::isfinite;
-using std::isinf;
-using std::isnan;
 namespace fast = metal;
 namespace precise = metal;
 
@@ -40,14 +38,6 @@ SIMT_EXTREME(min, b < a)
 SIMT_EXTREME(fmax, a < b || a != a)  // NaN is left out
 SIMT_EXTREME(fmin, b < a || a != a)
 #undef SIMT_EXTREME
-template <class T>
-inline T clamp(T x, T low, T high) {
-  return min(max(x, low), high);
-}
-template <class T>
-inline T select(T if_false, T if_true, bool condition) {
-  return condition ? if_true : if_false;
-}
 inline float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
 template <int N>
 inline vec<float, N> fma(vec<float, N> a, vec<float, N> b, vec<float, N> c) {

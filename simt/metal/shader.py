@@ -26,7 +26,6 @@ class Kernel:
     """A function that can be launched."""
 
     name: str
-    is_template: bool
     parameters: list[str]  # text of each
     line: int
 
@@ -56,26 +55,18 @@ def _blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match[0])
 
 
-def _end_of_brackets(text: str, start: int) -> int:
-    """Returns the position after the bracket that closes the one at `start`."""
-    depth = 0
-    for position in range(start, len(text)):
-        depth += (text[position] in "([{") - (text[position] in ")]}")
-        if depth == 0:
-            return position + 1
-    raise ValueError(f"no bracket closes {text[start : start + 40]!r}")
-
-
-def _split_at_commas(text: str) -> list[str]:
-    """Returns the parts between the commas that stand in no bracket of any kind."""
+def _parameters(text: str, start: int) -> list[str]:
+    """Returns what stands in the brackets that open before `start`, split at the commas that no other bracket holds."""
     parts, depth = [""], 0
-    for character in text:
+    for character in text[start:]:
         depth += (character in "([{<") - (character in ")]}>")
+        if depth < 0:
+            return [part.strip() for part in parts if part.strip()]
         if character == "," and depth == 0:
             parts.append("")
         else:
             parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
+    raise ValueError(f"no bracket closes ({text[start : start + 40]!r}")
 
 
 def _expand_macros(path: str | Path, text: str) -> str:
@@ -106,16 +97,15 @@ def parse(path: str | Path, text: str | None = None) -> Shader:
         shader.instances.append(Instance(match["host"], match["kernel"], match["arguments"], line))
     text = re.sub(INSTANCE, _blank, text, flags=re.S)
     for match in re.finditer(KERNEL, text):
-        is_template = re.search(r"template\s*<[^;{}]*>\s*$", text[: match.start()]) is not None
-        parameters = _split_at_commas(text[match.end() : _end_of_brackets(text, match.end() - 1) - 1])
-        shader.kernels[match[1]] = Kernel(match[1], is_template, parameters, _line_at(text, match.start()))
+        name, line = match[1], _line_at(text, match.start())
+        shader.kernels[name] = Kernel(name, _parameters(text, match.end()), line)
+        if not re.search(r"template\s*<[^;{}]*>\s*$", text[: match.start()]):
+            shader.instances.append(Instance(name, name, "", line))
     shader.constants = [(name, int(index)) for _, name, index in re.findall(CONSTANT, text)]
     text = re.sub(CONSTANT, r"SIMT_FUNCTION_CONSTANT\1", text)
     text = re.sub(THREADGROUP_VARIABLE, r"\1SIMT_THREADGROUP_VARIABLE(\5,\2\3\4\6\7);", text, flags=re.M)
     if left := re.search(THREADGROUP + r"[\[,=;]", text, re.M):
         found = f"threadgroup {left[3]} {left[5]}"
         raise ValueError(f"{path}: {found} must be a statement with one variable and no value")
-    plain = [kernel for kernel in shader.kernels.values() if not kernel.is_template]
-    shader.instances += [Instance(kernel.name, kernel.name, "", kernel.line) for kernel in plain]
     shader.text = re.sub(ATTRIBUTE, _blank, text)
     return shader

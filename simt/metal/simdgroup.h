@@ -68,7 +68,12 @@ SIMT_INLINE bool simd_any(bool vote, Site at = simt::here()) { return simd_or<ui
 SIMT_SHUFFLES(SIMT_SHUFFLE)
 #undef SIMT_SHUFFLE
 
-// Two neighbouring elements of a row in each lane, in the order of Apple's GPUs.
+// Calls visit(k, row, column) for the elements that a lane holds: two neighbours, in the order of Apple's GPUs.
+template <class F>
+SIMT_INLINE void for_elements(int lane, F visit) {
+  for (int k = 0; k < 2; ++k) visit(k, (lane >> 2 & 4) + (lane >> 1 & 3), (lane >> 2 & 2) * 2 + (lane & 1) * 2 + k);
+}
+
 template <class T, int kRows, int kColumns>
 struct simdgroup_matrix {
   static_assert(kRows == 8 && kColumns == 8, "simdgroup matrices are 8x8");
@@ -76,12 +81,10 @@ struct simdgroup_matrix {
 
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T diagonal) {
-    for (int k = 0; k < 2; ++k) elements[k] = row(simt::lane()) == column(simt::lane()) + k ? diagonal : T(0);
+    for_elements(simt::lane(), [&](int k, int row, int column) { elements.v[k] = row == column ? diagonal : T(0); });
   }
   vec<T, 2>& thread_elements() { return elements; }
   const vec<T, 2>& thread_elements() const { return elements; }
-  static int row(int lane) { return (lane >> 2 & 4) + (lane >> 1 & 3); }
-  static int column(int lane) { return (lane >> 2 & 2) * 2 + (lane & 1) * 2; }
 };
 using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
@@ -95,50 +98,48 @@ inline simdgroup_matrix<T, kRows, kColumns> make_filled_simdgroup_matrix(T value
 }
 
 // Calls visit(k, offset of element k of this lane) for a matrix at `origin` (column, row) of a stored one.
-template <class M, class F>
-SIMT_INLINE void for_elements(const M&, ulong stride, ulong2 origin, bool transpose, F visit) {
-  for (int k = 0; k < 2; ++k) {
-    const int row = M::row(simt::lane()), column = M::column(simt::lane()) + k;
+template <class F>
+SIMT_INLINE void for_offsets(ulong stride, ulong2 origin, bool transpose, F visit) {
+  for_elements(simt::lane(), [&](int k, int row, int column) {
     visit(k, (origin.y + (transpose ? column : row)) * stride + origin.x + (transpose ? row : column));
-  }
+  });
 }
 template <class T, class U>
 SIMT_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const U* from, ulong stride = 8, ulong2 origin = {0, 0},
                                 bool transpose = false) {
   static_assert(is_same_v<T, U>, "simdgroup_load converts nothing");
-  for_elements(m, stride, origin, transpose, [&](int k, ulong offset) { m.elements.v[k] = from[offset]; });
+  for_offsets(stride, origin, transpose, [&](int k, ulong offset) { m.elements.v[k] = from[offset]; });
 }
 template <class T, class U>
 SIMT_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& m, U* to, ulong stride = 8, ulong2 origin = {0, 0},
                                  bool transpose = false) {
   static_assert(is_same_v<T, U>, "simdgroup_store converts nothing");
-  for_elements(m, stride, origin, transpose, [&](int k, ulong offset) { to[offset] = m.elements.v[k]; });
+  for_offsets(stride, origin, transpose, [&](int k, ulong offset) { to[offset] = m.elements.v[k]; });
 }
 
 template <class A, class B, class C>
 struct MatrixOperands {
-  const vec<A, 2>* a;
-  const vec<B, 2>* b;
-  const vec<C, 2>* c;
+  vec<A, 2> a;
+  vec<B, 2> b;
+  vec<C, 2> c;
 };
 template <class D, class A, class B, class C>
 void combine_multiply(const WarpCall& call) {
   using Operands = MatrixOperands<A, B, C>;
-  using Layout = simdgroup_matrix<float, 8, 8>;
   if (call.mask != ~0u) simt::fail("divergent-warp", "%s by a part of a simdgroup, mask %08x", call.name, call.mask);
   float a[8][8], b[8][8];
   call.for_each_lane([&](int lane) {
-    for (int k = 0; k < 2; ++k) {
-      a[Layout::row(lane)][Layout::column(lane) + k] = static_cast<float>(call.in<Operands>(lane).a->v[k]);
-      b[Layout::row(lane)][Layout::column(lane) + k] = static_cast<float>(call.in<Operands>(lane).b->v[k]);
-    }
+    for_elements(lane, [&](int k, int row, int column) {
+      a[row][column] = static_cast<float>(call.in<Operands>(lane).a.v[k]);
+      b[row][column] = static_cast<float>(call.in<Operands>(lane).b.v[k]);
+    });
   });
   call.for_each_lane([&](int lane) {
-    for (int k = 0; k < 2; ++k) {
-      float sum = static_cast<float>(call.in<Operands>(lane).c->v[k]);
-      for (int i = 0; i < 8; ++i) sum += a[Layout::row(lane)][i] * b[i][Layout::column(lane) + k];
+    for_elements(lane, [&](int k, int row, int column) {
+      float sum = static_cast<float>(call.in<Operands>(lane).c.v[k]);
+      for (int i = 0; i < 8; ++i) sum += a[row][i] * b[i][column];
       call.out<vec<D, 2>>(lane).v[k] = static_cast<D>(sum);
-    }
+    });
   });
 }
 // d = a b + c
@@ -146,7 +147,7 @@ template <class D, class A, class B, class C>
 SIMT_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                                const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<C, 8, 8>& c,
                                                Site at = simt::here()) {
-  const MatrixOperands<A, B, C> in{&a.elements, &b.elements, &c.elements};
+  const MatrixOperands<A, B, C> in{a.elements, b.elements, c.elements};
   d.elements = collective<vec<D, 2>>(in, combine_multiply<D, A, B, C>, "simdgroup_multiply_accumulate", at);
 }
 

@@ -3,7 +3,6 @@
 
 #include <cfloat>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "names.h"
@@ -19,19 +18,13 @@ struct bfloat {
 
   bfloat() = default;
   explicit bfloat(float value) {  // to nearest, ties to even; NaN stays NaN
-    uint32_t wide;
-    memcpy(&wide, &value, 4);
+    const auto wide = __builtin_bit_cast(uint32_t, value);
     const bool is_nan = (wide & 0x7fffffff) > 0x7f800000;
     bits = static_cast<uint16_t>(is_nan ? (wide >> 16) | 64 : (wide + 0x7fff + ((wide >> 16) & 1)) >> 16);
   }
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T> || std::is_same_v<T, half>>>
   explicit bfloat(T value) : bfloat(static_cast<float>(value)) {}
-  operator float() const {
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    float value;
-    memcpy(&value, &wide, 4);
-    return value;
-  }
+  operator float() const { return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16); }
 };
 
 namespace metal {
@@ -90,7 +83,6 @@ struct alignas(2 * sizeof(T)) vec<T, 2> {
     struct {
       T x, y;
     };
-    swizzle<T, 2, 1, 0> yx;
   };
   SIMT_VECTOR_MEMBERS(2)
   vec(T a, T b) : v{a, b} {}
@@ -104,7 +96,6 @@ struct alignas(4 * sizeof(T)) vec<T, 3> {
       T x, y, z;
     };
     swizzle<T, 3, 0, 1> xy;
-    swizzle<T, 3, 1, 2> yz;
   };
   SIMT_VECTOR_MEMBERS(3)
   vec(T a, T b, T c) : v{a, b, c} {}
@@ -120,9 +111,6 @@ struct alignas(4 * sizeof(T)) vec<T, 4> {
     };
     swizzle<T, 4, 0, 1> xy;
     swizzle<T, 4, 2, 3> zw;
-    swizzle<T, 4, 0, 2> xz;
-    swizzle<T, 4, 1, 3> yw;
-    swizzle<T, 4, 0, 1, 2> xyz;
   };
   SIMT_VECTOR_MEMBERS(4)
   vec(T a, T b, T c, T d) : v{a, b, c, d} {}
@@ -143,10 +131,7 @@ using std::is_same_v;
 
 template <class To, class From>
 inline To as_type(From from) {
-  static_assert(sizeof(To) == sizeof(From), "as_type between types of one size");
-  To to;
-  memcpy(static_cast<void*>(&to), &from, sizeof to);
-  return to;
+  return __builtin_bit_cast(To, from);
 }
 
 }  // namespace metal

@@ -56,13 +56,29 @@ class KernelError(AssertionError):
         self.kind, self.file, self.line = (head["kind"], head["file"], int(head["line"])) if head else (None, None, 0)
 
 
+def compile_command(source, output, *, checked, shader=False):
+    """What compiles one .cu, launcher or, after the pre-pass, shader for the bench."""
+    flags = [*toolchain.KERNEL, *(toolchain.CHECKED if checked else toolchain.FAST)]
+    flags += toolchain.SHADER if shader else toolchain.cuda_flags()
+    return [toolchain.COMPILER, *flags, "-x", "c++", "-c", str(source), "-o", str(output)]
+
+
+def link_command(objects, library, engine):
+    """What links kernels to the engine."""
+    flags = toolchain.engine_link_flags(engine)
+    return [toolchain.COMPILER, "-shared", *map(str, objects), *flags, "-o", str(library)]
+
+
 class Bench:
     """The engine, and a folder of built kernels that a newer source replaces."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
         self.engine_path = self.folder / "libsimt.so"
-        self._build(toolchain.engine_command(self.engine_path))
+        sources, libraries = map(str, toolchain.ENGINE_SOURCES), toolchain.ENGINE_LIBRARIES
+        self._build(
+            [toolchain.COMPILER, *toolchain.ENGINE, "-shared", *sources, "-o", str(self.engine_path), *libraries]
+        )
         self._libraries = {}
         self.engine = self.load(KERNELS / "engine.cpp", checked=False)
         self.tracer = transactions.Tracer(self.engine_path)
@@ -92,10 +108,10 @@ class Bench:
                     translated = objects[-1].with_suffix(".cpp")
                     translated.write_text(prepass.translate(source))
                     source = translated
-                command = toolchain.compile_command(source, objects[-1], checked=checked, shader=shader)
+                command = compile_command(source, objects[-1], checked=checked, shader=shader)
                 self._build(command)
             library = self.folder / f"{stem}.so"
-            self._build(toolchain.link_command(objects, library, self.engine_path))
+            self._build(link_command(objects, library, self.engine_path))
             self._libraries[key] = ctypes.CDLL(str(library))
         return self._libraries[key]
 

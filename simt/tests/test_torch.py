@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from bench import KERNELS, ORDERS, line_of
+from bench import KERNELS, ORDERS, compile_command, line_of, link_command
 
 from simt import toolchain
 
@@ -21,10 +21,10 @@ def rms_norm(bench):
     headers = [f"-isystem{package / 'include'}", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
     objects = [folder / "torch_kernel.o", folder / "torch_entry.o"]
     commands = [
-        toolchain.compile_command(RMS_NORM, objects[0], checked=True),
-        [*toolchain.compile_command(KERNELS / "example_rms_norm_torch.cpp", objects[1], checked=False), *headers],
+        compile_command(RMS_NORM, objects[0], checked=True),
+        [*compile_command(KERNELS / "example_rms_norm_torch.cpp", objects[1], checked=False), *headers],
         [
-            *toolchain.link_command(objects, folder / "op.so", bench.engine_path),
+            *link_command(objects, folder / "op.so", bench.engine_path),
             *(f"-L{package / 'lib'}", "-ltorch", "-ltorch_cpu", f"-Wl,-rpath,{package / 'lib'}"),
         ],
     ]
