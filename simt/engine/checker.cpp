@@ -202,8 +202,6 @@ void cover(Memory& memory, size_t bytes) {
   cells_in_use += bytes;
 }
 
-void place(Memory& memory, const Range& range) { static_cast<Range&>(memory) = range; }
-
 }  // namespace
 
 void start_checker_launch() {
@@ -212,8 +210,8 @@ void start_checker_launch() {
   if (!checking) return;
   const Range& fixed = launch.image.static_shared;
   if (fixed.size() != static_memory.size()) static_memory.cells = nullptr;
-  place(static_memory, fixed);
-  place(dynamic_memory, {shared_memory, shared_memory + launch.shape.shared_bytes});
+  static_cast<Range&>(static_memory) = fixed;
+  static_cast<Range&>(dynamic_memory) = {shared_memory, shared_memory + launch.shape.shared_bytes};
   cover(static_memory, fixed.size());
   cover(dynamic_memory, kSharedCapacity);  // whatever a launch asks for
   for (Memory& buffer : buffers) cover(buffer, buffer.size());

@@ -48,11 +48,7 @@ SIMT_API uint32_t live_lanes();  // lanes of this warp that have not returned
 
 // Static shared memory. Every such variable lies in the thread-local segment of the kernel's shared object, which
 // gives the checker one address range; __constinit keeps g++ from adding a guard variable for class types.
-#ifdef __clang__
-#define SIMT_STATIC_SHARED static thread_local
-#else
 #define SIMT_STATIC_SHARED static __constinit thread_local
-#endif
 
 // One meeting of the lanes in `mask`. `combine` reads every lane's input and writes every lane's output.
 struct WarpCall {
