@@ -179,7 +179,7 @@ void start_from_snapshot(const Memory& result);
 void trace_access(const void* address, size_t bytes, Use use, Space space, const Fiber& fiber, void* pc);
 
 // report.cpp
-void load_lines(const std::vector<void*>& addresses);  // all at once, for many calls of locate
+void load_lines(const std::vector<void*>& addresses);  // of the last launch, all at once for many calls of locate
 // The innermost kernel line as "file:line", and after " < " the lines that called it.
 std::string locate(const std::vector<void*>& frames);
 std::vector<void*> frames_of(void* frame_pointer);
