@@ -1,3 +1,5 @@
+# Copied into each family by ./dev vendor: the Hub's builder looks for a flake where build.toml is. The flake at the top
+# of the repository has the same input and the same lock, and says how to update both.
 {
   description = "A ruDNN kernel";
 

@@ -14,9 +14,9 @@ from devtools.project import ROOT, VENV, relative
 
 HELP = "check format, types, build files and copies"
 DESCRIPTION = """\
-Runs ruff, mypy and clang-format, checks Metal shaders and their host code with clang-19 where it is installed,
-compares the copies of common/, validates each build.toml as kernel-builder does, and refuses package registry settings
-in tracked files.
+Runs ruff, mypy and clang-format, checks Metal shaders and their host code with clang-19 where it is installed and the
+flakes with Nix where that is, compares the copies of common/, validates each build.toml as kernel-builder does, and
+refuses package registry settings in tracked files.
 Every check runs, and all findings are shown.
 """
 NEEDS_ENVIRONMENT = True
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             problem for family in discover() for problem in vendoring.problems(family)
         ),
         "build.toml": _build_files,
+        "Nix flakes": lambda: _report(_flakes()),
         "registry settings": lambda: _report(_registry_settings(files)),
     }
     failed = []
@@ -130,6 +131,16 @@ def _build_files() -> bool:
         except Failure as failure:
             failures.append(str(failure))
     return _report(failures)
+
+
+def _flakes() -> Iterator[str]:
+    from devtools import nix
+    from devtools.console import notice
+
+    if not nix.available():
+        notice("Nix was not found, so the flakes are not checked here")
+        return
+    yield from nix.findings()
 
 
 def _registry_settings(files: list[Path]) -> Iterator[str]:
