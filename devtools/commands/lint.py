@@ -15,8 +15,8 @@ from devtools.project import ROOT, VENV, relative
 HELP = "check format, types, build files and copies"
 DESCRIPTION = """\
 Runs ruff, mypy and clang-format, checks Metal shaders and their host code with clang-19 where it is installed and the
-flakes with Nix where that is, compares the copies of common/, validates each build.toml as kernel-builder does, and
-refuses package registry settings in tracked files.
+flakes with Nix where that is, and the GitHub workflows with zizmor, compares the copies of common/, validates each
+build.toml as kernel-builder does, and refuses package registry settings in tracked files.
 Every check runs, and all findings are shown.
 """
 NEEDS_ENVIRONMENT = True
@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         ),
         "build.toml": _build_files,
         "Nix flakes": lambda: _report(_flakes()),
+        "GitHub workflows": lambda: _report(_workflows()),
         "registry settings": lambda: _report(_registry_settings(files)),
     }
     failed = []
@@ -141,6 +142,12 @@ def _flakes() -> Iterator[str]:
         notice("Nix was not found, so the flakes are not checked here")
         return
     yield from nix.findings()
+
+
+def _workflows() -> Iterator[str]:
+    from devtools import workflows
+
+    yield from workflows.findings()
 
 
 def _registry_settings(files: list[Path]) -> Iterator[str]:
