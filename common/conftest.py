@@ -68,6 +68,29 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("device", served_devices(), scope="session")
 
 
+def only_on_the_cpu(device: str, reason: str) -> None:
+    """Skips a test that says nothing about another device, where it would pass whatever the kernels do."""
+    if device != "cpu":
+        pytest.skip(f"of the CPU alone: {reason}")
+
+
+def not_on_the_cpu(device: str) -> None:
+    """Skips a test that needs a device with a memory of its own."""
+    if device == "cpu":
+        pytest.skip("needs a device beside the CPU")
+
+
+@pytest.fixture(autouse=True)
+def working_gpu(request):
+    """Ends the run with the test whose kernel broke the CUDA context, since after it every call fails."""
+    yield
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            pytest.exit(f"{request.node.nodeid} broke the CUDA context: {error}", returncode=1)
+
+
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
     """Sets the number of threads of PyTorch's pool, and at the end sets it back."""

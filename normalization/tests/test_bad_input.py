@@ -5,7 +5,7 @@ import math
 import numpy
 import pytest
 import torch
-from conftest import assert_bits_equal, assert_refused
+from conftest import assert_bits_equal, assert_refused, not_on_the_cpu
 from operations import BF16, F16, OPERATIONS, RMS_NORM_GATED
 
 pytestmark = [pytest.mark.small, pytest.mark.isa_independent, pytest.mark.kernels_ci]
@@ -120,6 +120,16 @@ def test_tensors(kernel, device, operation, argument, change):
     inputs = operation.inputs(SHAPE, device=device)
     inputs[argument] = change(inputs[argument])
     assert_refused(kernel.NormalizationError, argument, getattr(kernel, operation.name), **inputs)
+
+
+@pytest.mark.parametrize("operation", FUNCTIONS, ids=str)
+def test_a_tensor_left_on_the_cpu(kernel, device, operation):
+    """Its address means nothing to a GPU."""
+    not_on_the_cpu(device)
+    inputs = operation.inputs(SHAPE, device=device)
+    for argument, value in inputs.items():
+        function = getattr(kernel, operation.name)
+        assert_refused(kernel.NormalizationError, argument, function, **{**inputs, argument: value.cpu()})
 
 
 @pytest.mark.parametrize("operation", [op for op in FUNCTIONS if op.parameters], ids=str)
@@ -270,6 +280,17 @@ def test_registered_ops_raise(ops, device, name, change, legal_input):
         if isinstance(value, torch.Tensor) and not (legal_input and argument == "input"):
             with pytest.raises((RuntimeError, NotImplementedError, ValueError, TypeError)):
                 op(**{**valid, argument: change(value)})
+
+
+@pytest.mark.parametrize("name", OP_NAMES)
+def test_registered_ops_refuse_a_tensor_left_on_the_cpu(ops, device, name):
+    not_on_the_cpu(device)
+    op = getattr(ops, name).default
+    valid = op_arguments(ops, name, device)
+    for argument, value in valid.items():
+        if isinstance(value, torch.Tensor):
+            with pytest.raises(RuntimeError):
+                op(**{**valid, argument: value.cpu()})
 
 
 @pytest.mark.parametrize("name", OP_NAMES)

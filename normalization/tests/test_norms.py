@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from conftest import LAYOUTS, assert_bits_equal, assert_close_to_exact, guards_intact, in_layout, poisoned
+from conftest import (
+    LAYOUTS,
+    assert_bits_equal,
+    assert_close_to_exact,
+    guards_intact,
+    in_layout,
+    only_on_the_cpu,
+    poisoned,
+)
 from operations import (
     BF16,
     F16,
@@ -147,8 +155,9 @@ def test_large_gradients_of_large_rows(kernel, device, operation, width):
 
 
 @pytest.fixture
-def flushed_subnormals():
+def flushed_subnormals(device):
     """Makes this thread read and write zero for subnormal numbers, as inference servers do."""
+    only_on_the_cpu(device, "what its threads flush is no matter to kernels elsewhere")
     if not torch.set_flush_denormal(True):
         pytest.skip("this CPU cannot flush subnormal numbers")
     yield

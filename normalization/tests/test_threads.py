@@ -1,7 +1,7 @@
 """The same bits whatever the number of threads, and for a row whatever else is in the batch."""
 
 import pytest
-from conftest import THREAD_COUNTS, assert_bits_equal, threads
+from conftest import THREAD_COUNTS, assert_bits_equal, only_on_the_cpu, threads
 from operations import BF16, F32, OPERATIONS, for_each, gradients, random_gradients
 
 SHAPES = [
@@ -16,6 +16,7 @@ SHAPES = [
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_number_of_threads(kernel, device, operation, dtype, shape):
+    only_on_the_cpu(device, "the threads are its own")
     inputs = operation.inputs(shape, dtype, device=device, requires_grad=True)
 
     def forward_and_backward(count):
@@ -54,6 +55,8 @@ def test_a_row_does_not_depend_on_the_others(kernel, device, operation, dtype, s
 @for_each(*OPERATIONS)
 @pytest.mark.parametrize("count", THREAD_COUNTS, ids=lambda count: f"{count}_threads")
 def test_twice_the_same(kernel, device, operation, count):
+    if count != THREAD_COUNTS[0]:
+        only_on_the_cpu(device, "the threads are its own")
     inputs = operation.inputs((100, 100), device=device, requires_grad=True)
     with threads(count):
         outputs = operation.run(kernel, inputs)
