@@ -1,116 +1,166 @@
 """Shows benchmark results: a table on the terminal, and JSON, Markdown and a plot to keep."""
 
 import datetime
+import importlib.metadata
 import json
 import math
 import os
 import platform
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import kernels
 import torch
-import transformers
 from rich.table import Table
 
-from devtools.benchmarking import Result
+from devtools.benchmarking import OURS, Result
 
 COLUMNS = ("op", "shape", "dtype", "direction", "threads", "time", "spread", "rate", "of ceiling", "faster than")
+HEAD = 5
+"""How many columns say what was measured; the others are empty for a wrong kernel."""
+
+Record = Mapping[str, Any]
+"""A result as the JSON files hold it."""
+
+_PACKAGES = ("torch", "kernels", "transformers")
 
 
-def machine() -> dict[str, str]:
+def machine(device: str) -> dict[str, str]:
     """Returns what the numbers depend on."""
     models = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **(_gpu() if device == "cuda" else {}),
         "cpu": models[0] if models else platform.processor() or platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
-        "torch": torch.__version__,
-        "kernels": kernels.__version__,
-        "transformers": transformers.__version__,
+        **{package: _version(package) for package in _PACKAGES},
         "python": platform.python_version(),
     }
 
 
-def cells(result: Result) -> list[str]:
-    """Returns a result as the texts of one table row."""
+def _gpu() -> dict[str, str]:
+    properties = torch.cuda.get_device_properties()
+    return {
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory": f"{properties.total_memory / 2**30:.0f} GiB",
+        "cuda": str(torch.version.cuda),
+    }
+
+
+def _version(package: str) -> str:
+    # What PyTorch says of itself names its build, too.
+    if package == "torch":
+        return str(torch.__version__)
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def record(result: Result) -> dict[str, Any]:
+    """Returns a result as the JSON files hold it."""
     case = result.case
-    head = [case.op, case.shape, _dtype(result), case.direction, str(case.threads)]
-    if not result.correct:
-        return [*head, "WRONG", *[""] * (len(COLUMNS) - len(head) - 1)]
-    ratios = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in result.ratios.items())
-    return [*head, _time(result.median), f"{result.spread:.0%}", result.rate, f"{result.share:.0%}", ratios]
-
-
-def table(title: str, results: Sequence[Result]) -> Table:
-    """Returns the table for the terminal."""
-    shown = Table(*COLUMNS, title=title)
-    for result in results:
-        shown.add_row(*cells(result), style="" if result.correct else "red")
-    return shown
-
-
-def save(directory: Path, results: Sequence[Result]) -> list[Path]:
-    """Writes the results in files named after the CPU, replacing an earlier run's.
-
-    Args:
-        directory: The family's directory for results.
-        results: What was measured.
-
-    Returns:
-        The files written.
-    """
-    facts = machine()
-    directory.mkdir(parents=True, exist_ok=True)
-    stem = directory / re.sub(r"[^a-z0-9]+", "-", facts["cpu"].lower()).strip("-")
-    data, text, plot = (stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".png"))
-    records = [_record(result) for result in results]
-    data.write_text(json.dumps({"machine": facts, "results": records}, indent=1) + "\n")
-    text.write_text(_markdown(facts, results))
-    draw(plot, facts, records)
-    return [data, text, plot]
-
-
-def _record(result: Result) -> dict[str, object]:
-    case = result.case
-    record: dict[str, object] = {
+    told: dict[str, Any] = {
         "op": case.op,
         "shape": case.shape,
-        "dtype": _dtype(result),
+        "dtype": str(case.dtype).removeprefix("torch."),
         "direction": case.direction,
+        "device": case.device,
         "threads": case.threads,
         "bytes": case.bytes,
         "flops": case.flops,
         "correct": result.correct,
     }
+    if result.failure:
+        told["failure"] = result.failure
     if result.correct:
-        record |= {
+        told |= {
             "median_seconds": {name: statistics.median(times) for name, times in result.seconds.items()},
             "spread": result.spread,
+            "rate": result.rate,
             "share_of_ceiling": result.share,
             "times_faster_than": result.ratios,
         }
-    return record
+    if result.left_out:
+        told["left_out"] = dict(result.left_out)
+    return told
 
 
-def _markdown(facts: dict[str, str], results: Sequence[Result]) -> str:
+def cells(record: Record) -> list[str]:
+    """Returns a record as the texts of one table row."""
+    threads = str(record["threads"]) if record["device"] == "cpu" else ""
+    head = [record["op"], record["shape"], record["dtype"], record["direction"], threads]
+    if not record["correct"]:
+        return [*head, "WRONG", *[""] * (len(COLUMNS) - HEAD - 2), record.get("failure", "")]
+    ratios = [f"{name} {ratio:.2f}x" for name, ratio in record["times_faster_than"].items()]
+    ratios += [f"{name}: could not run" for name in record.get("left_out", ())]
+    return [
+        *head,
+        _time(record["median_seconds"][OURS]),
+        f"{record['spread']:.0%}",
+        record["rate"],
+        f"{record['share_of_ceiling']:.0%}",
+        ", ".join(ratios),
+    ]
+
+
+def table(title: str, records: Sequence[Record]) -> Table:
+    """Returns the table for the terminal."""
+    shown = Table(*COLUMNS, title=title)
+    for each in records:
+        shown.add_row(*cells(each), style="" if each["correct"] else "red")
+    return shown
+
+
+def reasons(records: Iterable[Record]) -> list[str]:
+    """Returns why peers could not run, each reason once."""
+    found = (f"{name}: {reason}" for each in records for name, reason in each.get("left_out", {}).items())
+    return list(dict.fromkeys(found))
+
+
+def stem(facts: Mapping[str, str]) -> str:
+    """Returns the name of a machine's files: that of its GPU where one was measured, else of its CPU."""
+    return re.sub(r"[^a-z0-9]+", "-", facts.get("gpu", facts["cpu"]).lower()).strip("-")
+
+
+def save(directory: Path, facts: Mapping[str, str], records: Sequence[Record]) -> list[Path]:
+    """Writes the results in files named after the machine, replacing an earlier run's.
+
+    Args:
+        directory: The family's directory for results.
+        facts: What `machine` returned.
+        records: What was measured.
+
+    Returns:
+        The files written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    data, text, plot = (directory / f"{stem(facts)}{suffix}" for suffix in (".json", ".md", ".png"))
+    data.write_text(json.dumps({"machine": facts, "results": records}, indent=1) + "\n")
+    text.write_text(markdown("./dev bench --save", facts, [cells(each) for each in records]))
+    draw(plot, facts, records)
+    return [data, text, plot]
+
+
+def markdown(command: str, facts: Mapping[str, str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a Markdown document of one table."""
     lines = [
-        "Measured by `./dev bench --save`: " + ", ".join(f"{key} {value}" for key, value in facts.items()) + ".",
+        f"Measured by `{command}`: " + ", ".join(f"{key} {value}" for key, value in facts.items()) + ".",
         "",
         "Median time of a call; the spread is the distance between the quartiles. The ceiling is this machine's copy "
         "bandwidth or matrix product, whichever bounds the case, measured in the same process.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         f"|{' --- |' * len(COLUMNS)}",
-        *(f"| {' | '.join(cells(result))} |" for result in results),
+        *(f"| {' | '.join(row)} |" for row in rows),
     ]
     return "\n".join(lines) + "\n"
 
 
-def draw(path: Path, facts: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> None:
+def draw(path: Path, facts: Mapping[str, str], records: Sequence[Record]) -> None:
     """Draws how many times faster each operator is than PyTorch, a panel for each operator and direction.
 
     Args:
@@ -124,6 +174,7 @@ def draw(path: Path, facts: Mapping[str, str], records: Sequence[Mapping[str, An
     from matplotlib import pyplot
 
     threads = max((record["threads"] for record in records), default=1)
+    place = facts["gpu"] if "gpu" in facts else f"{threads} threads, {facts['cpu']}"
     panels: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for record in records:
         ratio = record.get("times_faster_than", {}).get("PyTorch")
@@ -149,15 +200,9 @@ def draw(path: Path, facts: Mapping[str, str], records: Sequence[Mapping[str, An
         axes.set_xticks(range(len(shapes)), shapes, fontsize=7, rotation=30 if len(shapes) > 6 else 0)
         axes.set_title(f"{op}, {direction}", fontsize=9)
         axes.legend(fontsize=7)
-    figure.suptitle(
-        f"Times faster than PyTorch {facts['torch']}, {threads} threads, {facts['cpu']}, {facts['date']}", fontsize=10
-    )
+    figure.suptitle(f"Times faster than PyTorch {facts['torch']}, {place}, {facts['date']}", fontsize=10)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
-
-
-def _dtype(result: Result) -> str:
-    return str(result.case.dtype).removeprefix("torch.")
 
 
 def _time(seconds: float) -> str:

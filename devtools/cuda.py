@@ -51,6 +51,18 @@ def generate_code(architectures: Iterable[str]) -> list[str]:
     return flags
 
 
+def serves(architectures: Iterable[str], device: str) -> bool:
+    """Returns whether code for some of these architectures runs on a device, or PTX among it can be compiled for it.
+
+    Args:
+        architectures: What was built, such as 9.0 or 12.0+PTX.
+        device: The capability of the device, such as 9.0.
+    """
+    architectures = list(architectures)
+    portable = [_number(each) for each in architectures if _parts(each)["ptx"] and not _parts(each)["suffix"]]
+    return bool(_runs_on(device, architectures)) or any(each <= _number(device) for each in portable)
+
+
 def _runs_on(device: str, capabilities: Iterable[str]) -> list[str]:
     """Returns the capabilities whose code runs on a device: those of its generation that are not newer.
 

@@ -68,6 +68,16 @@ class Family:
         """The directory of the Python package."""
         return self.directory / "torch-ext" / self.python_name
 
+    @property
+    def suite(self) -> Path:
+        """The cases of the family's benchmark."""
+        return self.directory / "benchmarks" / "suite.py"
+
+    @property
+    def results(self) -> Path:
+        """Where the family keeps what its benchmark measured."""
+        return self.directory / "benchmarks" / "results"
+
     @cached_property
     def components(self) -> list[Component]:
         """All sections that list sources, `[torch]` first."""

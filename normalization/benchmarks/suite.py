@@ -1,4 +1,4 @@
-"""The cases of `./dev bench normalization`: rows and widths of models, forward and backward.
+"""The cases of `./dev bench normalization`: rows and widths of models, forward and backward, on the CPU or a GPU.
 
 Every call makes fresh outputs, the kernel's as its peers', and no gradient is wanted where only the forward is timed.
 """
@@ -9,15 +9,19 @@ import itertools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from devtools.benchmarking import Case
+
+try:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+except ImportError:  # a peer where it is installed
+    LlamaRMSNorm = None
 
 ROWS = (1, 16, 4096)
 WIDTHS = (576, 4096, 4097, 32768)
@@ -107,29 +111,34 @@ def operators(kernel: ModuleType) -> dict[str, Operator]:
     return {each.name: each for each in every}
 
 
-def cases(kernel: ModuleType, quick: bool) -> Iterator[Case]:
-    """Generates the cases, those of one shape one after the other."""
+def cases(kernel: ModuleType, quick: bool, device: str) -> Iterator[Case]:
+    """Generates the cases on a device, those of one shape one after the other."""
+    forward, forward_backward = partial(forward_case, device=device), partial(forward_backward_case, device=device)
+    layer = partial(layer_cases, kernel, device=device)
     by_name = operators(kernel)
     main = [by_name[name] for name in ("rms_norm", "layer_norm", "softmax_last_axis")]
     norms, combined = main[:2], [each for each in by_name.values() if each not in main]
     if quick:
         yield forward(by_name["rms_norm"], ONE_TOKEN, F32)
-        yield layer(kernel, by_name["rms_norm"], ONE_TOKEN, F32)
+        yield from layer(by_name["rms_norm"], ONE_TOKEN, F32)
         for dtype in (BF16, F32):
-            yield from (forward(operator, PREFILL, dtype) for operator in by_name.values())
+            for operator in by_name.values():
+                # A GPU is what torch.compile is best at, and there it is the peer that matters.
+                yield forward(operator, PREFILL, dtype, compiled=device != "cpu" and operator in main)
             yield from (forward_backward(operator, PREFILL, dtype) for operator in norms)
         return
 
     for dtype in (F32, BF16):
-        yield layer(kernel, by_name["rms_norm"], ONE_TOKEN, dtype)
+        yield from layer(by_name["rms_norm"], ONE_TOKEN, dtype)
     shapes = itertools.product(ROWS, WIDTHS)
     for operator, shape, dtype in itertools.product(main, shapes, (F32, BF16, F16)):
         yield forward(operator, shape, dtype, compiled=True)
         if shape != LARGEST:
             yield forward_backward(operator, shape, dtype, compiled=True)
-    for operator, shape, dtype in itertools.product(main, (ONE_TOKEN, (16, 4096), PREFILL), (F32, BF16)):
-        yield forward(operator, shape, dtype, threads=1)
-        yield forward_backward(operator, shape, dtype, threads=1)
+    if device == "cpu":
+        for operator, shape, dtype in itertools.product(main, (ONE_TOKEN, (16, 4096), PREFILL), (F32, BF16)):
+            yield forward(operator, shape, dtype, threads=1)
+            yield forward_backward(operator, shape, dtype, threads=1)
     for operator, dtype, shape in itertools.product(combined, (F32, BF16), (ONE_TOKEN, PREFILL)):
         yield forward(operator, shape, dtype)
         yield forward_backward(operator, shape, dtype)
@@ -139,19 +148,24 @@ def cases(kernel: ModuleType, quick: bool) -> Iterator[Case]:
 
 
 def make_tensors(
-    operator: Operator, shape: tuple[int, int], dtype: torch.dtype, parameter_dtype: torch.dtype
+    operator: Operator, shape: tuple[int, int], dtype: torch.dtype, parameter_dtype: torch.dtype, device: str
 ) -> list[Tensor]:
     """Returns the operator's arguments."""
-    generator = torch.Generator().manual_seed(shape[0] * shape[1])
-    rows = [torch.randn(shape, generator=generator).to(dtype) for _ in range(operator.rows)]
-    return rows + [torch.randn(shape[-1:], generator=generator).to(parameter_dtype) for _ in range(operator.parameters)]
+    generator = torch.Generator(device).manual_seed(shape[0] * shape[1])
+
+    def normal(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    rows = [normal(shape, dtype) for _ in range(operator.rows)]
+    return rows + [normal(shape[-1:], parameter_dtype) for _ in range(operator.parameters)]
 
 
-def forward(
+def forward_case(
     operator: Operator,
     shape: tuple[int, int],
     dtype: torch.dtype,
     *,
+    device: str,
     threads: int = 2,
     parameter_dtype: torch.dtype | None = None,
     compiled: bool = False,
@@ -160,19 +174,20 @@ def forward(
 
     The parameters have the input's dtype, as PyTorch's own functions want them, unless told otherwise.
     """
-    tensors = make_tensors(operator, shape, dtype, parameter_dtype or dtype)
+    tensors = make_tensors(operator, shape, dtype, parameter_dtype or dtype, device)
     peers: dict[str, Callable[[], object]] = {"PyTorch": lambda: operator.eager(*tensors)}
     if operator.rows == operator.outputs == 1:
         peers["clone"] = tensors[0].clone
     if compiled and may_compile(shape, dtype):
         peers["torch.compile"] = lambda: compiled_eager(operator)(*tensors)
-    if operator.name == "rms_norm":
+    if operator.name == "rms_norm" and LlamaRMSNorm is not None:
         module = llama_module(tensors[1])
         peers["Transformers"] = lambda: module(tensors[0])
     return Case(
         op=title(operator, dtype, parameter_dtype),
         shape=f"{shape[0]} x {shape[1]}",
         dtype=dtype,
+        device=device,
         threads=threads,
         ours=lambda: operator.ours(*tensors),
         peers=peers,
@@ -181,16 +196,24 @@ def forward(
     )
 
 
-def layer(kernel: ModuleType, operator: Operator, shape: tuple[int, int], dtype: torch.dtype) -> Case:
-    """Returns the case of RMSNorm as kernelize puts it into a model, beside the module that it replaces."""
-    tensors = make_tensors(operator, shape, dtype, dtype)
+def layer_cases(
+    kernel: ModuleType, operator: Operator, shape: tuple[int, int], dtype: torch.dtype, *, device: str
+) -> Iterator[Case]:
+    """Generates the case of RMSNorm as kernelize puts it into a model, beside the module that it replaces.
+
+    None where Transformers, whose module that is, is not installed.
+    """
+    if LlamaRMSNorm is None:
+        return
+    tensors = make_tensors(operator, shape, dtype, dtype, device)
     input, gamma = tensors
     module, ours = llama_module(gamma), llama_module(gamma)
     ours.forward = types.MethodType(kernel.layers.RMSNorm.forward, ours)
-    return Case(
+    yield Case(
         op="RMSNorm layer",
         shape=f"{shape[0]} x {shape[1]}",
         dtype=dtype,
+        device=device,
         threads=2,
         ours=lambda: ours(input),
         peers={"Transformers": lambda: module(input), "PyTorch": lambda: operator.eager(input, gamma)},
@@ -199,17 +222,18 @@ def layer(kernel: ModuleType, operator: Operator, shape: tuple[int, int], dtype:
     )
 
 
-def forward_backward(
+def forward_backward_case(
     operator: Operator,
     shape: tuple[int, int],
     dtype: torch.dtype,
     *,
+    device: str,
     threads: int = 2,
     parameter_dtype: torch.dtype | None = None,
     compiled: bool = False,
 ) -> Case:
     """Returns the case of a call and the gradients of all its tensors."""
-    tensors = make_tensors(operator, shape, dtype, parameter_dtype or dtype)
+    tensors = make_tensors(operator, shape, dtype, parameter_dtype or dtype, device)
     grads = [torch.randn_like(tensors[0]) for _ in range(operator.outputs)]
 
     def with_gradients(call: Call) -> Callable[[], object]:
@@ -224,6 +248,7 @@ def forward_backward(
         shape=f"{shape[0]} x {shape[1]}",
         dtype=dtype,
         direction="forward+backward",
+        device=device,
         threads=threads,
         ours=with_gradients(operator.ours),
         peers=peers,
@@ -239,9 +264,9 @@ def title(operator: Operator, dtype: torch.dtype, parameter_dtype: torch.dtype |
     return f"{operator.name}, {str(parameter_dtype).removeprefix('torch.')} parameters"
 
 
-def llama_module(gamma: Tensor) -> LlamaRMSNorm:
+def llama_module(gamma: Tensor) -> torch.nn.Module:
     """Returns Transformers' RMS norm with a weight."""
-    module = LlamaRMSNorm(gamma.numel(), EPSILON).to(gamma.dtype).requires_grad_(False)
+    module = LlamaRMSNorm(gamma.numel(), EPSILON).to(gamma).requires_grad_(False)
     module.weight.copy_(gamma)
     return module
 
