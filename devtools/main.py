@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from devtools import environment
-from devtools.commands import bench, build, demo, lint, perf_static, test, vendor
+from devtools.commands import bench, build, demo, gpu, lint, perf_static, test, vendor
 from devtools.errors import Failure
 
 COMMANDS = {
@@ -12,6 +12,7 @@ COMMANDS = {
     "test": test,
     "demo": demo,
     "bench": bench,
+    "gpu": gpu,
     "perf-static": perf_static,
     "lint": lint,
     "vendor": vendor,

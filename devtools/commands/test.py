@@ -290,7 +290,7 @@ def _execute(run: Run, rest: Sequence[str], progress: Progress) -> Outcome:
                 return Outcome(Count(failed=1), progress.end(run), remark)
         status = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
 
-    count, remark = _read(results) if results.is_file() else Count(), ""
+    count, remark = read_report(results) if results.is_file() else Count(), ""
     if status == _NOTHING_COLLECTED:
         remark = "no test was selected"
     elif status != 0 and not count.failed:
@@ -317,7 +317,8 @@ def _show(run: Run, outcome: Outcome) -> None:
         notice(f"{run.title}: {outcome.remark}")
 
 
-def _read(report: Path) -> Count:
+def read_report(report: Path) -> Count:
+    """Returns the numbers of a JUnit file that pytest wrote."""
     count = Count()
     for suite in ElementTree.parse(report).getroot().iter("testsuite"):
         tests, failures, errors, skipped = (
