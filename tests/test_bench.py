@@ -1,9 +1,11 @@
 import time
 
+import pytest
 import torch
 
 from devtools import benchmark_report
-from devtools.benchmarking import OURS, Case, Effort, Result, alternate, measure
+from devtools.benchmark_report import machine, record
+from devtools.benchmarking import OURS, Case, Effort, Result, alternate, clock, measure
 
 EFFORT = Effort(rounds=7, sample_seconds=1e-4, case_seconds=0.2)
 
@@ -81,17 +83,55 @@ def test_threads_are_those_of_the_case_and_then_as_before():
     assert torch.get_num_threads() == before
 
 
+def failing() -> None:
+    raise RuntimeError("no compiler\nand more")
+
+
 def test_wrong_kernel_gets_no_number(tmp_path):
     result = measure(case(correct=False), EFFORT)
     assert not result.correct
-    assert "WRONG" in benchmark_report.cells(result)
-    benchmark_report.save(tmp_path, [result])
+    assert "WRONG" in benchmark_report.cells(record(result))
+    benchmark_report.save(tmp_path, machine("cpu"), [record(result)])
+
+
+@pytest.mark.parametrize("part", ["check", "ours"])
+def test_a_kernel_that_raises_gets_no_number(part):
+    row = benchmark_report.cells(record(measure(case(**{part: failing}), EFFORT)))
+    assert "WRONG" in row
+    assert row[-1] == "RuntimeError: no compiler"
+
+
+def test_a_peer_that_cannot_run_is_left_out():
+    result = measure(case(peers={"broken": failing, "other": lambda: None}), EFFORT)
+    assert set(result.seconds) == {OURS, "other"}
+    told = record(result)
+    assert "broken: could not run" in benchmark_report.cells(told)[-1]
+    assert benchmark_report.reasons([told, told]) == ["broken: RuntimeError: no compiler"]
+
+
+def test_a_gpu_times_itself_unless_starting_is_what_costs():
+    clocks = {clock("cpu", 1), clock("cuda", 1), clock("cuda", 1 << 30)}
+    assert len(clocks) == 3
+    assert clock("cpu", 1) is clock("cpu", 1 << 30)
+
+
+def test_threads_are_told_of_the_cpu_only():
+    result = Result(case(threads=7), {OURS: [1.0, 2.0]}, copy_bytes_per_second=1e9)
+    told = record(result)
+    column = benchmark_report.COLUMNS.index("threads")
+    assert benchmark_report.cells(told)[column] == "7"
+    assert benchmark_report.cells(told | {"device": "cuda"})[column] == ""
+
+
+def test_files_are_named_after_what_was_measured():
+    facts = {"cpu": "Some (R) Processor", "gpu": "NVIDIA H200"}
+    assert benchmark_report.stem(facts) == "nvidia-h200"
+    assert benchmark_report.stem({"cpu": facts["cpu"]}) == "some-r-processor"
 
 
 def test_saved_files(tmp_path):
-    written = benchmark_report.save(
-        tmp_path, [Result(case(), {OURS: [1.0, 2.0], "twice": [2.0, 4.0]}, copy_bytes_per_second=1e9)]
-    )
+    result = Result(case(), {OURS: [1.0, 2.0], "twice": [2.0, 4.0]}, copy_bytes_per_second=1e9)
+    written = benchmark_report.save(tmp_path, machine("cpu"), [record(result)])
     assert sorted(path.suffix for path in written) == [".json", ".md", ".png"]
     assert all(path.stat().st_size for path in written)
     markdown = next(path for path in written if path.suffix == ".md").read_text()
