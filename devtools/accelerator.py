@@ -120,12 +120,13 @@ def problems(machine: Machine, found: Sequence[Build], families: Sequence[str], 
 
 def _missing_packages(machine: Machine) -> Iterator[str]:
     if machine.broken:
-        what = "; ".join(f"{module} ({reason})" for module, reason in machine.broken.items())
+        absent = "ModuleNotFoundError: No module named {!r}".format
+        told = (name if reason == absent(name) else f"{name} ({reason})" for name, reason in machine.broken.items())
         place = relative(portable.DIRECTORY)
         remedy = f"make {place} with ./dev gpu --prepare on a machine with a network, and copy it"
         if portable.PACKAGES.is_dir():
             remedy = f"the machine's own may be in the way of those in {place}"
-        yield f"not every module can be imported: {what}; {remedy}"
+        yield f"what cannot be imported: {', '.join(told)}; {remedy}"
     wanted = portable.pinned(["kernels"], (ROOT / CONSTRAINTS).read_text())[0]
     if machine.kernels is not None and f"kernels=={machine.kernels}" != wanted:
         yield f"the machine's own kernels {machine.kernels} hides the copied one; {wanted} is needed"
