@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 
 from devtools.benchmarking import OURS, Result
 
@@ -107,9 +107,14 @@ def cells(record: Record) -> list[str]:
     ]
 
 
+def empty_table(title: str) -> Table:
+    """Returns a table for the terminal, which folds what is too long rather than cutting it."""
+    return Table(*(Column(name, overflow="fold") for name in COLUMNS), title=title)
+
+
 def table(title: str, records: Sequence[Record]) -> Table:
     """Returns the table for the terminal."""
-    shown = Table(*COLUMNS, title=title)
+    shown = empty_table(title)
     for each in records:
         shown.add_row(*cells(each), style="" if each["correct"] else "red")
     return shown

@@ -118,10 +118,10 @@ def run(arguments: argparse.Namespace) -> int:
         environment.ensure(sys.argv[1:], cuda=arguments.device == "cuda")
         return _prepare(arguments)
 
+    until = time.monotonic() + 60 * arguments.minutes - _TABLE_SECONDS
     families = _chosen(arguments)
     portable.activate()
     _check(families, arguments.device)
-    until = time.monotonic() + 60 * arguments.minutes - _TABLE_SECONDS
     outcomes = []
     for index, family in enumerate(families):
         available = (until - time.monotonic()) / (len(families) - index)
@@ -185,7 +185,8 @@ def _run_family(family: Family, arguments: argparse.Namespace, available: float)
 def _test(family: Family, seconds: float, stem: Path) -> Tests:
     results, log = stem.with_suffix(".xml"), stem.with_suffix(".log")
     results.unlink(missing_ok=True)
-    limits = [f"--session-timeout={seconds - _GRACE_SECONDS:.0f}", f"--timeout={_TEST_SECONDS}"]
+    # 0 would mean no limit.
+    limits = [f"--session-timeout={max(seconds - _GRACE_SECONDS, 1):.0f}", f"--timeout={_TEST_SECONDS}"]
     command = portable.command("pytest", "-q", family.directory / "tests", f"--junitxml={results}", *limits)
     began = time.monotonic()
     status = _execute(command, family, seconds, log)
@@ -248,8 +249,6 @@ def _ending(status: int) -> str:
 
 def _report(outcomes: Sequence[Outcome], arguments: argparse.Namespace) -> int:
     """Writes each family's files, prints the table of all and returns the exit status."""
-    from rich.table import Table
-
     from devtools import benchmark_report
 
     facts: dict[str, str] = {}
@@ -257,7 +256,7 @@ def _report(outcomes: Sequence[Outcome], arguments: argparse.Namespace) -> int:
         facts |= outcome.measured.facts
         for path in _save(outcome, arguments):
             print(f"wrote {relative(path)}")
-    table = Table(*benchmark_report.COLUMNS, title=", ".join(f"{key} {value}" for key, value in facts.items()))
+    table = benchmark_report.empty_table(", ".join(f"{key} {value}" for key, value in facts.items()))
     for outcome in outcomes:
         table.add_row(*_tests_row(outcome), style="" if not outcome.tests.count.failed else "red")
         for record in outcome.measured.records:
