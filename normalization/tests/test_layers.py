@@ -124,6 +124,7 @@ def test_model_classes(kernel, device, layer, family, name, options, dtype):
     )
 
 
+@needs_transformers
 @by_dtype
 def test_float32_weights_in_a_half_precision_model(kernel, device, dtype):
     module = randomised(model_class("olmo2", "Olmo2RMSNorm")(WIDTH, eps=1e-5), F32, device)
