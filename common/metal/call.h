@@ -2,8 +2,6 @@
 // told what each tensor stands for.
 #pragma once
 
-#include <initializer_list>
-
 #include "common/metal/pipeline.h"
 #include "common/tensor.h"
 
@@ -42,20 +40,6 @@ inline Memory scratch_data(const char* name, const Tensor* tensor) {
 }
 
 #undef RUDNN_DESCRIBE
-
-// The bits of all addresses together, by which their common alignment shows. A buffer itself starts on a page, so that
-// only offsets in it count.
-inline uintptr_t alignment_bits(std::initializer_list<Memory> all) {
-  uintptr_t bits = 0;
-  for (const Memory& memory : all) {
-#ifdef RUDNN_SIMT
-    bits |= reinterpret_cast<uintptr_t>(memory.storage) + memory.offset;
-#else
-    bits |= memory.offset;
-#endif
-  }
-  return bits;
-}
 
 // Runs `call()`, which asks for the memory of its tensors and launches. On the bench this happens once for each order
 // of threads that is asked for, and the bits must be the same.

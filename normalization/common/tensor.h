@@ -27,7 +27,7 @@ using ScalarType = c10::ScalarType;
 
 inline const char* dtype_name(ScalarType type) { return c10::toString(type); }
 
-inline Tensor as_contiguous(const Tensor& tensor) { return tensor.contiguous(); }
+inline Tensor contiguous_copy(const Tensor& tensor) { return tensor.clone(at::MemoryFormat::Contiguous); }
 
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, ScalarType type) {
   return at::empty(shape, like.options().dtype(type));
@@ -42,8 +42,9 @@ using ScalarType = torch::headeronly::ScalarType;
 
 inline const char* dtype_name(ScalarType type) { return torch::headeronly::toString(type); }
 
-inline Tensor as_contiguous(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+// Of a tensor that is contiguous already, `contiguous` makes no copy.
+inline Tensor contiguous_copy(const Tensor& tensor) {
+  return tensor.is_contiguous() ? torch::stable::clone(tensor) : torch::stable::contiguous(tensor);
 }
 
 // A contiguous, uninitialised tensor on the device of `like`.
@@ -59,6 +60,22 @@ inline Tensor new_empty_like(const Tensor& like) { return torch::stable::new_emp
 inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
   return {sizes.begin(), sizes.end()};
+}
+
+// GPU kernels move 16 bytes at a time, and share out a row accordingly. So that a view into the middle of a storage
+// gives the same bits as its copy, they are given only what is aligned as fresh tensors are.
+inline bool is_aligned(const Tensor& tensor) {
+#if defined(CPU_KERNEL)
+  static_cast<void>(tensor);
+  return true;
+#else
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+#endif
+}
+
+// The tensor itself if it is contiguous and aligned, else a copy that is.
+inline Tensor as_contiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() && is_aligned(tensor) ? tensor : contiguous_copy(tensor);
 }
 
 // The same for arguments that may be missing.

@@ -3,20 +3,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <initializer_list>
 
 #include "common/cuda/call.h"
 #include "cuda/parameter_sums.cuh"
 #include "cuda/row_plan.cuh"
 
 namespace rudnn {
-
-// The bits of all addresses together, by which their common alignment shows.
-inline uintptr_t address_bits(std::initializer_list<const void*> addresses) {
-  uintptr_t bits = 0;
-  for (const void* address : addresses) bits |= reinterpret_cast<uintptr_t>(address);
-  return bits;
-}
 
 inline Parameter parameter(const char* name, const Tensor* tensor) {
   return {cuda::input_data(name, tensor), tensor != nullptr && dtype_of(*tensor) == DType::kFloat32};

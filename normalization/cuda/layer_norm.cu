@@ -17,10 +17,8 @@ void launch_layer_norm(const LayerNormCall& call) {
     args.residual = cuda::input_data("residual", call.residual);
     args.output = cuda::output_data("output", call.output);
     args.sum = cuda::output_data("sum", call.sum);
-    const uintptr_t addresses =
-        address_bits({args.gamma.data, args.beta.data, args.input, args.residual, args.output, args.sum});
-    const int element_bytes = static_cast<int>(call.input->element_size());
-    const RowPlan plan = plan_rows<ForwardBudget>(args.rows, args.width, element_bytes, addresses);
+    const int64_t element_bytes = call.input->element_size();
+    const RowPlan plan = plan_rows<ForwardBudget>(args.rows, args.width, element_bytes);
     visit_rows<ForwardBudget>(dtype_of(*call.input), plan, [&](auto type, auto shape) {
       launch_rows(layer_norm<typename decltype(type)::type, decltype(shape)>, plan, stream, args);
     });
@@ -39,11 +37,10 @@ void launch_layer_norm_backward(const LayerNormBackwardCall& call) {
     args.grad_sum = cuda::input_data("grad_sum", call.grad_sum);
     args.input = cuda::input_data("input", call.input);
     args.grad_input = cuda::output_data("grad_input", call.grad_input);
-    const uintptr_t addresses = address_bits({args.gamma.data, args.grad, args.grad_sum, args.input, args.grad_input});
-    const int element_bytes = static_cast<int>(call.input->element_size());
+    const int64_t element_bytes = call.input->element_size();
     const bool summed = call.grad_gamma != nullptr || call.grad_beta != nullptr;
-    const RowPlan plan = summed ? plan_summed_rows<BackwardBudget>(args.rows, args.width, element_bytes, addresses)
-                                : plan_rows<BackwardBudget>(args.rows, args.width, element_bytes, addresses);
+    const RowPlan plan = summed ? plan_summed_rows<BackwardBudget>(args.rows, args.width, element_bytes)
+                                : plan_rows<BackwardBudget>(args.rows, args.width, element_bytes);
     const Partials gamma_partials("grad_gamma", call.grad_gamma, *call.input, plan, args.width);
     const Partials beta_partials("grad_beta", call.grad_beta, *call.input, plan, args.width);
     args.gamma_partials = gamma_partials.data();

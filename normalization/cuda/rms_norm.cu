@@ -19,10 +19,8 @@ void launch_rms_norm(const RmsNormCall& call) {
     args.gate = cuda::input_data("gate", call.gate);
     args.output = cuda::output_data("output", call.output);
     args.sum = cuda::output_data("sum", call.sum);
-    const uintptr_t addresses =
-        address_bits({args.gamma.data, args.input, args.residual, args.gate, args.output, args.sum});
-    const int element_bytes = static_cast<int>(call.input->element_size());
-    const RowPlan plan = plan_rows<ForwardBudget>(args.rows, args.width, element_bytes, addresses);
+    const int64_t element_bytes = call.input->element_size();
+    const RowPlan plan = plan_rows<ForwardBudget>(args.rows, args.width, element_bytes);
     visit_rows<ForwardBudget>(dtype_of(*call.input), plan, [&](auto type, auto shape) {
       using T = typename decltype(type)::type;
       using Shape = decltype(shape);
@@ -47,12 +45,10 @@ void launch_rms_norm_backward(const RmsNormBackwardCall& call) {
     args.gate = cuda::input_data("gate", call.gate);
     args.grad_input = cuda::output_data("grad_input", call.grad_input);
     args.grad_gate = cuda::output_data("grad_gate", call.grad_gate);
-    const uintptr_t addresses = address_bits(
-        {args.gamma.data, args.grad, args.grad_sum, args.input, args.gate, args.grad_input, args.grad_gate});
-    const int element_bytes = static_cast<int>(call.input->element_size());
+    const int64_t element_bytes = call.input->element_size();
     const RowPlan plan = call.grad_gamma != nullptr
-                             ? plan_summed_rows<BackwardBudget>(args.rows, args.width, element_bytes, addresses)
-                             : plan_rows<BackwardBudget>(args.rows, args.width, element_bytes, addresses);
+                             ? plan_summed_rows<BackwardBudget>(args.rows, args.width, element_bytes)
+                             : plan_rows<BackwardBudget>(args.rows, args.width, element_bytes);
     const Partials gamma_partials("grad_gamma", call.grad_gamma, *call.input, plan, args.width);
     args.gamma_partials = gamma_partials.data();
     visit_rows<BackwardBudget>(dtype_of(*call.input), plan, [&](auto type, auto shape) {

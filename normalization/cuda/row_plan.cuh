@@ -1,4 +1,4 @@
-// How many threads a launch gives to a row, and how many rows of threads to a grid: from shape, dtype and alignment.
+// How many threads a launch gives to a row, and how many rows of threads to a grid: from shape and dtype.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +26,12 @@ using ForwardBudget = RowBudget<64, 512>;
 using BackwardBudget = RowBudget<32, 512>;  // two rows, and sums for the parameters
 
 // Rows that a warp can hold need no barrier, so more of them are in flight. More blocks than any device runs at once
-// gain nothing: the rest of the rows is strided over. `addresses`: the bits of all pointers to rows and parameters.
+// gain nothing: the rest of the rows is strided over.
 template <class Budget>
-RowPlan plan_rows(int64_t rows, int64_t width, int element_bytes, uintptr_t addresses) {
+RowPlan plan_rows(int64_t rows, int64_t width, int64_t element_bytes) {
   constexpr int64_t kMaxBlocks = 4096;
   RowPlan plan;
-  plan.vectors = addresses % 16 == 0 && width * element_bytes % 16 == 0;
+  plan.vectors = width * element_bytes % 16 == 0;
   const int64_t vectors = plan.vectors ? width * element_bytes / 16 : width;
   const int64_t held = Budget::held(plan.vectors);
   plan.threads = vectors <= kWarpSize * held      ? kWarpSize
@@ -45,10 +45,10 @@ RowPlan plan_rows(int64_t rows, int64_t width, int element_bytes, uintptr_t addr
 // The same where sums over the rows are wanted. Each row of threads leaves a partial row of float32 for every
 // parameter, so it is given at least 16 rows; a thousand of them keep a device busy.
 template <class Budget>
-RowPlan plan_summed_rows(int64_t rows, int64_t width, int element_bytes, uintptr_t addresses) {
+RowPlan plan_summed_rows(int64_t rows, int64_t width, int64_t element_bytes) {
   constexpr int64_t kLeastRows = 16, kMostRowsOfThreads = 1024;
   return plan_rows<Budget>(std::clamp((rows + kLeastRows - 1) / kLeastRows, int64_t{1}, kMostRowsOfThreads), width,
-                           element_bytes, addresses);
+                           element_bytes);
 }
 
 // Rows of threads in the grid.

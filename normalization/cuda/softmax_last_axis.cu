@@ -11,9 +11,7 @@ void launch_softmax_last_axis(const Tensor& input, const Tensor& output) {
     args.rows = input.numel() / args.width;
     args.input = cuda::input_data("input", &input);
     args.output = cuda::output_data("output", &output);
-    const int element_bytes = static_cast<int>(input.element_size());
-    const RowPlan plan =
-        plan_rows<ForwardBudget>(args.rows, args.width, element_bytes, address_bits({args.input, args.output}));
+    const RowPlan plan = plan_rows<ForwardBudget>(args.rows, args.width, input.element_size());
     visit_rows<ForwardBudget>(dtype_of(input), plan, [&](auto type, auto shape) {
       launch_rows(softmax_last_axis<typename decltype(type)::type, decltype(shape)>, plan, stream, args);
     });
@@ -28,9 +26,7 @@ void launch_softmax_last_axis_backward(const Tensor& grad, const Tensor& output,
     args.grad = cuda::input_data("grad", &grad);
     args.output = cuda::input_data("output", &output);
     args.grad_input = cuda::output_data("grad_input", &grad_input);
-    const int element_bytes = static_cast<int>(output.element_size());
-    const RowPlan plan = plan_rows<BackwardBudget>(args.rows, args.width, element_bytes,
-                                                   address_bits({args.grad, args.output, args.grad_input}));
+    const RowPlan plan = plan_rows<BackwardBudget>(args.rows, args.width, output.element_size());
     visit_rows<BackwardBudget>(dtype_of(output), plan, [&](auto type, auto shape) {
       launch_rows(softmax_last_axis_backward<typename decltype(type)::type, decltype(shape)>, plan, stream, args);
     });

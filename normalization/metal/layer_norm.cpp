@@ -27,8 +27,7 @@ void launch_layer_norm(const LayerNormCall& call) {
     const metal::Memory output = metal::output_data("output", call.output);
     const metal::Memory sum = metal::output_data("sum", call.sum);
     const LayerNormArgs args = args_of(call);
-    const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget,
-                                   metal::alignment_bits({gamma, beta, input, residual, output, sum}));
+    const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget);
     metal::Launch launch(instance_of("layer_norm", dtype_of(*call.input), plan));
     launch.constant(0, is_float32(call.gamma))
         .constant(1, call.beta != nullptr)
@@ -54,8 +53,7 @@ void launch_layer_norm_backward(const LayerNormBackwardCall& call) {
     const metal::Memory grad_input = metal::output_data("grad_input", call.grad_input);
     const LayerNormArgs args = args_of(call);
     const auto plan_of = call.grad_gamma != nullptr || call.grad_beta != nullptr ? plan_summed_rows : plan_rows;
-    const RowPlan plan = plan_of(args.rows, args.width, kBackwardBudget,
-                                 metal::alignment_bits({gamma, grad, grad_sum, input, grad_input}));
+    const RowPlan plan = plan_of(args.rows, args.width, kBackwardBudget);
     const Partials gamma_partials("grad_gamma", call.grad_gamma, *call.input, plan, args.width);
     const Partials beta_partials("grad_beta", call.grad_beta, *call.input, plan, args.width);
     metal::Launch launch(instance_of("layer_norm_backward", dtype_of(*call.input), plan));

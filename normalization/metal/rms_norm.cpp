@@ -39,8 +39,7 @@ void launch_rms_norm(const RmsNormCall& call) {
     const metal::Memory output = metal::output_data("output", call.output);
     const metal::Memory sum = metal::output_data("sum", call.sum);
     const RmsNormArgs args = args_of(call);
-    const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget,
-                                   metal::alignment_bits({gamma, input, residual, gate, output, sum}));
+    const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget);
     metal::Launch launch = launch_of(instance_of("rms_norm", dtype_of(*call.input), plan), call);
     launch.constant(3, call.residual != nullptr)
         .buffer(1, gamma)
@@ -64,8 +63,7 @@ void launch_rms_norm_backward(const RmsNormBackwardCall& call) {
     const metal::Memory grad_gate = metal::output_data("grad_gate", call.grad_gate);
     const RmsNormArgs args = args_of(call);
     const auto plan_of = call.grad_gamma != nullptr ? plan_summed_rows : plan_rows;
-    const RowPlan plan = plan_of(args.rows, args.width, kBackwardBudget,
-                                 metal::alignment_bits({gamma, grad, grad_sum, input, gate, grad_input, grad_gate}));
+    const RowPlan plan = plan_of(args.rows, args.width, kBackwardBudget);
     const Partials gamma_partials("grad_gamma", call.grad_gamma, *call.input, plan, args.width);
     metal::Launch launch = launch_of(instance_of("rms_norm_backward", dtype_of(*call.input), plan), call);
     launch.constant(4, call.grad_sum != nullptr)

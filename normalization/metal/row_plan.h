@@ -1,4 +1,4 @@
-// How many threads a launch gives to a row, and how many threadgroups to a grid: from shape, dtype and alignment.
+// How many threads a launch gives to a row, and how many threadgroups to a grid: from the shape.
 #pragma once
 
 #include <algorithm>
@@ -30,11 +30,10 @@ inline int64_t teams(const RowPlan& plan) {
 
 // Rows that a simdgroup can hold need no barrier, so more of them are in flight; wider ones have as many threads as
 // hold them. More threadgroups than any device runs at once gain nothing: the rest of the rows is strided over.
-// `offsets`: the bits of all byte offsets of rows and parameters in their buffers.
-inline RowPlan plan_rows(int64_t rows, int64_t width, const RowBudget& budget, uintptr_t offsets) {
-  constexpr int64_t kMostThreadgroups = 4096, kVectorBytes = 16;  // of float32
+inline RowPlan plan_rows(int64_t rows, int64_t width, const RowBudget& budget) {
+  constexpr int64_t kMostThreadgroups = 4096;
   RowPlan plan;
-  plan.vectors = offsets % kVectorBytes == 0 && width % kVectorElements == 0;
+  plan.vectors = width % kVectorElements == 0;
   const int64_t vectors = plan.vectors ? width / kVectorElements : width;
   const int64_t held = plan.vectors ? budget.vectors : budget.elements;
   const int64_t simdgroups = (vectors + kSimdgroupSize * held - 1) / (kSimdgroupSize * held);
@@ -48,9 +47,9 @@ inline RowPlan plan_rows(int64_t rows, int64_t width, const RowBudget& budget, u
 
 // The same where sums over the rows are wanted. Each team leaves a partial row of float32 for every parameter, so it is
 // given at least 16 rows; a thousand teams keep a device busy.
-inline RowPlan plan_summed_rows(int64_t rows, int64_t width, const RowBudget& budget, uintptr_t offsets) {
+inline RowPlan plan_summed_rows(int64_t rows, int64_t width, const RowBudget& budget) {
   constexpr int64_t kLeastRows = 16, kMostTeams = 1024;
-  return plan_rows(std::clamp((rows + kLeastRows - 1) / kLeastRows, int64_t{1}, kMostTeams), width, budget, offsets);
+  return plan_rows(std::clamp((rows + kLeastRows - 1) / kLeastRows, int64_t{1}, kMostTeams), width, budget);
 }
 
 }  // namespace rudnn

@@ -10,7 +10,7 @@ void launch_softmax_last_axis(const Tensor& input, const Tensor& output) {
     const SoftmaxArgs args = {input.numel() / input.size(-1), input.size(-1)};
     const metal::Memory x = metal::input_data("input", &input);
     const metal::Memory y = metal::output_data("output", &output);
-    const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget, metal::alignment_bits({x, y}));
+    const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget);
     const std::string kernel = instance_of("softmax_last_axis", dtype_of(input), plan);
     run_rows(metal::Launch(kernel).bytes(0, args).buffer(1, x).buffer(2, y), plan);
   });
@@ -22,8 +22,7 @@ void launch_softmax_last_axis_backward(const Tensor& grad, const Tensor& output,
     const metal::Memory grads = metal::input_data("grad", &grad);
     const metal::Memory y = metal::input_data("output", &output);
     const metal::Memory result = metal::output_data("grad_input", &grad_input);
-    const uintptr_t offsets = metal::alignment_bits({grads, y, result});
-    const RowPlan plan = plan_rows(args.rows, args.width, kBackwardBudget, offsets);
+    const RowPlan plan = plan_rows(args.rows, args.width, kBackwardBudget);
     const std::string kernel = instance_of("softmax_last_axis_backward", dtype_of(output), plan);
     run_rows(metal::Launch(kernel).bytes(0, args).buffer(1, grads).buffer(2, y).buffer(3, result), plan);
   });

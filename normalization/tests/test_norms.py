@@ -21,6 +21,7 @@ from operations import (
     LAYER_NORM_WITHOUT_BETA,
     LAYER_NORMS,
     NORMS,
+    OPERATIONS,
     RMS_NORM,
     by_input_dtype,
     by_shape,
@@ -31,6 +32,7 @@ from operations import (
     for_each,
     for_each_with_dtypes,
     gradients,
+    random_gradients,
 )
 
 pytestmark = pytest.mark.kernels_ci
@@ -80,6 +82,24 @@ def test_inputs_in_poisoned_storage(kernel, device, operation, dtype, width):
         tensor.requires_grad_()
     check_gradients(kernel, operation, inputs)
     assert all(guards_intact(tensor) for tensor in inputs.values())
+
+
+@pytest.mark.small
+@for_each(*OPERATIONS)
+@by_input_dtype
+@pytest.mark.parametrize("width", [72, 2056], ids=["warp_of_vectors", "block_of_vectors"])
+def test_an_offset_changes_no_bit(kernel, device, operation, dtype, width):
+    """Neither in results nor in gradients, though vectors of elements need an address to match."""
+    inputs = operation.inputs((3, width), dtype, device=device, requires_grad=True)
+    outputs = operation.run(kernel, inputs)
+    grads = random_gradients(outputs)
+    shifted = {name: poisoned(tensor) for name, tensor in inputs.items()}
+    shifted_outputs = operation.run(kernel, shifted)
+    found, expected = gradients(shifted_outputs, shifted, grads), gradients(outputs, inputs, grads)
+    for output, other in zip(shifted_outputs, outputs, strict=True):
+        assert_bits_equal(output, other)
+    for name, grad in found.items():
+        assert_bits_equal(grad, expected[name])
 
 
 LAYOUT_CASES = [
