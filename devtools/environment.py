@@ -144,6 +144,8 @@ def _machine_has_cuda() -> bool:
 
 def _install() -> None:
     check_space(INSTALL_SPACE, "the environment (with a CUDA build of torch twice as much)")
+    if VENV.is_symlink():
+        raise Failure(f"{VENV} is a link to an environment with other packages; remove the link and run ./dev again")
     base = str(Path(sys.executable).resolve())
     usable = _PYTHON.exists() and not _UNFINISHED.exists() and _runs([str(_PYTHON), "-m", "pip", "--version"])
     if not usable:

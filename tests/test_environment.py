@@ -60,6 +60,17 @@ def test_full_disk_before_a_build(monkeypatch):
         environment.check_space(environment.BUILD_SPACE, "a build")
 
 
+def test_a_link_in_place_of_the_environment_is_left_alone(monkeypatch, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "kept").touch()
+    link = tmp_path / ".venv"
+    link.symlink_to("other")
+    monkeypatch.setattr(environment, "VENV", link)
+    with pytest.raises(Failure, match="is a link to an environment with other packages"):
+        environment._install()
+    assert (tmp_path / "other" / "kept").exists()
+
+
 def test_full_disk_during_installation():
     error = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
     with pytest.raises(Failure, match="the disk is full"):
