@@ -62,14 +62,19 @@ inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   return {sizes.begin(), sizes.end()};
 }
 
-// GPU kernels move 16 bytes at a time, and share out a row accordingly. So that a view into the middle of a storage
-// gives the same bits as its copy, they are given only what is aligned as fresh tensors are.
+// GPU kernels move 16 bytes at a time where rows are multiples of that, and share them out accordingly. So that a view
+// into the middle of a storage gives the same bits as its copy, such rows must start where those of fresh tensors do.
 inline bool is_aligned(const Tensor& tensor) {
 #if defined(CPU_KERNEL)
   static_cast<void>(tensor);
   return true;
 #else
+  if (tensor.dim() > 0 && tensor.size(-1) * tensor.element_size() % 16 != 0) return true;
+#if defined(METAL_KERNEL) && !defined(RUDNN_SIMT)
+  return tensor.storage_offset() * tensor.element_size() % 16 == 0;  // in a buffer that starts on a page
+#else
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+#endif
 #endif
 }
 

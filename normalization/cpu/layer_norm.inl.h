@@ -16,10 +16,10 @@ struct LayerStatistics {
   double upstream;
   double product;
 
-  bool usable() const { return in_range(variance) && is_finite(product); }
+  bool usable() const { return in_range(variance) && is_finite(product) && is_finite(upstream); }
 };
 
-// From the sums over the row of x - centre, its square, d, and d * (x - centre).
+// From the sums over the row of x - centre, its square, and the share of d and of d * (x - centre).
 inline LayerStatistics statistics_from(RowScale scale, float centre, const Sums<4>& sums, int64_t width) {
   const double correction = sums.value[0] / width;
   const double variance = sums.value[1] / width - correction * correction;
@@ -27,8 +27,8 @@ inline LayerStatistics statistics_from(RowScale scale, float centre, const Sums<
           centre,
           static_cast<float>(correction),
           (variance < 0 ? 0 : variance) + scale.epsilon,
-          sums.value[2],
-          sums.value[3] - correction * sums.value[2]};
+          sums.value[2] / scale.share,
+          (sums.value[3] - correction * sums.value[2]) / scale.share};
 }
 
 template <class T>
@@ -93,11 +93,12 @@ template <class T>
 
     const LayerStatistics statistics = measure_in_range(x, width, args.epsilon, [&](RowScale scale) {
       const Vec factor = broadcast(scale.factor);
+      const Vec share = broadcast(scale.share);
       const float centre = mean_of(x, width, factor);
       const Sums<4> sums = sum_vectors<4>(width, [&](int64_t offset, auto lanes, Vec* total) {
         const Vec scaled = load(x + offset, lanes) * factor;
         const Vec deviation = keep(scaled - broadcast(centre), lanes, broadcast(0.0f));
-        const Vec upstream = load(grad + offset, lanes) * load(args.gamma + offset, lanes);
+        const Vec upstream = load(grad + offset, lanes) * load(args.gamma + offset, lanes) * share;
         total[0] = total[0] + deviation;
         total[1] = fma(deviation, deviation, total[1]);
         total[2] = total[2] + upstream;
@@ -113,7 +114,7 @@ template <class T>
     const Vec gradient_root = broadcast(roots.gradient[0]);
     const Vec gradient_factor = broadcast(roots.gradient[1]);
     const Vec mean_upstream = broadcast(static_cast<float>(statistics.upstream / width));
-    const Vec projection = broadcast(clamped(statistics.product * roots.root / width));
+    const Vec projection = broadcast(projection_of(statistics.product, roots.root, width));
 
     for_each_vector(width, [&](int64_t offset, auto lanes) {
       __builtin_prefetch(x + to_next_row + offset);

@@ -81,22 +81,23 @@ template <bool kGated, class T>
 
     const RmsStatistics statistics = measure_in_range(x, width, args.epsilon, [&](RowScale scale) {
       const Vec factor = broadcast(scale.factor);
+      const Vec share = broadcast(scale.share);
       const Sums<2> sums = sum_vectors<2>(width, [&](int64_t offset, auto lanes, Vec* total) {
         const Vec scaled = load(x + offset, lanes) * factor;
         const Vec weight = load(args.gamma + offset, lanes) + gamma_offset;
         Vec upstream = load(grad + offset, lanes) * weight;
         if constexpr (kGated) upstream = upstream * activate(args.activation, load(gate + offset, lanes)).value;
         total[0] = fma(scaled, scaled, total[0]);
-        total[1] = fma(upstream, scaled, total[1]);
+        total[1] = fma(upstream * share, scaled, total[1]);
       });
-      return RmsStatistics{scale, sums.value[0] / width + scale.epsilon, sums.value[1]};
+      return RmsStatistics{scale, sums.value[0] / width + scale.epsilon, sums.value[1] / scale.share};
     });
     const Roots roots = roots_of(statistics.mean_square, statistics.scale);
     const Vec factor = broadcast(statistics.scale.factor);
     const Vec root = broadcast(roots.normalise);
     const Vec gradient_root = broadcast(roots.gradient[0]);
     const Vec gradient_factor = broadcast(roots.gradient[1]);
-    const Vec projection = broadcast(clamped(statistics.product * roots.root / width));
+    const Vec projection = broadcast(projection_of(statistics.product, roots.root, width));
 
     for_each_vector(width, [&](int64_t offset, auto lanes) {
       __builtin_prefetch(x + to_next_row + offset);

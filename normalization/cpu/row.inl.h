@@ -15,9 +15,11 @@ inline void add_rows(const T* a, const T* b, T* sum, int64_t width) {
 struct RowScale {
   float factor;
   double epsilon;
+  float share;  // of gradients in their sums, a power of two: 1, or less than 1 / width
 };
 
 inline constexpr float kLargest = 0x1.fffffep127f;
+inline constexpr float kSmallestNormal = 0x1p-126f;
 
 // Whether a mean of squares plus epsilon has been computed without overflow, and is large enough that squares lost to
 // underflow do not count. False for NaN.
@@ -38,10 +40,10 @@ inline float power_of_two_scale(const T* row, int64_t width) {
 // The statistics of a row, from measure(RowScale): those of the row as it is, or scaled if those are not usable().
 template <class T, class Measure>
 inline auto measure_in_range(const T* row, int64_t width, double epsilon, Measure&& measure) {
-  const auto statistics = measure(RowScale{1.0f, epsilon});
+  const auto statistics = measure(RowScale{1.0f, epsilon, 1.0f});
   if (statistics.usable()) return statistics;
   const float factor = power_of_two_scale(row, width);
-  return measure(RowScale{factor, epsilon * factor * factor});
+  return measure(RowScale{factor, epsilon * factor * factor, __builtin_ldexpf(1.0f, -1 - __builtin_ilogb(width))});
 }
 
 // What a scaled row is multiplied by to normalise it, and in the backward the gradient, by both factors. The root and
@@ -57,9 +59,19 @@ inline float clamped(double value) {
   return value > kLargest ? kLargest : value < -kLargest ? -kLargest : static_cast<float>(value);
 }
 
+// What the normalised row is multiplied by in the gradient, from the sum over the scaled row of its products with the
+// gradient. What is finite stays so, though it may be multiplied by 0 then.
+inline float projection_of(double product, double root, int64_t width) {
+  return is_finite(product) ? clamped(product * root / width) : static_cast<float>(product);
+}
+
 // From the mean of squares, epsilon included, of a scaled row.
 inline Roots roots_of(double mean_square, RowScale scale) {
   const double root = 1.0 / __builtin_sqrt(mean_square);
+  const double both = root * scale.factor;
+  if (root <= kLargest && both >= kSmallestNormal && both <= kLargest) {
+    return {root, static_cast<float>(root), {static_cast<float>(both), 1.0f}};
+  }
   if (root <= kLargest) return {root, static_cast<float>(root), {static_cast<float>(root), scale.factor}};
   return {root, clamped(root), {clamped(root * scale.factor), 1.0f}};
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <optional>
 
 #include "common/cuda/call.h"
 #include "cuda/parameter_sums.cuh"
@@ -25,7 +26,7 @@ void visit_rows(DType dtype, const RowPlan& plan, Visit&& visit) {
 template <class Args>
 void launch_rows(void (*kernel)(Args), const RowPlan& plan, Stream stream, const Args& args) {
   if (plan.blocks == 0) return;
-  const int block = plan.threads == kWarpSize ? RowShape<1, kWarpSize, 1>::kBlock : plan.threads;
+  const int block = plan.threads == kWarpSize ? kWarpsPerBlock * kWarpSize : plan.threads;
   launch(kernel, {dim3(static_cast<unsigned>(plan.blocks)), dim3(static_cast<unsigned>(block)), 0, stream}, args);
 }
 

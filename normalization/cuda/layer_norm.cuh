@@ -45,17 +45,17 @@ struct LayerStatistics {
   float upstream;
   float product;
 
-  __device__ __forceinline__ bool usable() const { return is_finite(product); }
+  __device__ __forceinline__ bool usable() const { return is_finite(product) && is_finite(upstream); }
 };
 
-// From the sums over the row of x - centre, its square, d, and d * (x - centre).
+// From the sums over the row of x - centre, its square, and share times d and d * (x - centre).
 __device__ __forceinline__ LayerStatistics statistics_from(float factor, float centre, const float (&sums)[4],
-                                                           int64_t width) {
+                                                           float share, int64_t width) {
   const float count = static_cast<float>(width);
   const float correction = sums[0] / count;
   const float variance = sums[1] / count - correction * correction;
-  const float upstream = sums[2] / count;
-  const float product = sums[3] / count - correction * upstream;
+  const float upstream = sums[2] / (count * share);
+  const float product = sums[3] / (count * share) - correction * upstream;
   return {factor, centre, correction, variance < 0.0f ? 0.0f : variance, upstream, product};
 }
 
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
 
     RowRoots roots;
     const LayerStatistics statistics =
-        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor) {
+        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor, float) {
           const float centre = mean_of(x, width, factor);
           float sums[2] = {0.0f, 0.0f};
           for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
             }
           });
           row_sum<Shape>(sums);
-          return statistics_from(factor, centre, {sums[0], sums[1], 0.0f, 0.0f}, width);
+          return statistics_from(factor, centre, {sums[0], sums[1], 0.0f, 0.0f}, 1.0f, width);
         });
 
     for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
 
     RowRoots roots;
     const LayerStatistics statistics =
-        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor) {
+        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor, float share) {
           const float centre = mean_of(x, width, factor);
           float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
           for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
 #pragma unroll
             for (int i = 0; i < N; ++i) {
               const float deviation = values[i] * factor - centre;
-              const float product = __fmul_rn(upstream[i], weight[i]);
+              const float product = upstream[i] * weight[i] * share;
               sums[0] += deviation;
               sums[1] += deviation * deviation;
               sums[2] += product;
@@ -154,9 +154,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
             }
           });
           row_sum<Shape>(sums);
-          return statistics_from(factor, centre, sums, width);
+          return statistics_from(factor, centre, sums, share, width);
         });
-    const float projection = clamped(statistics.product * roots.normalise);
+    const float projection = projection_of(statistics.product, roots.normalise);
 
     for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
       float values[N], upstream[N];
@@ -179,8 +179,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
       load_parameter<T>(weight, args.gamma, offset);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        // The product is rounded as in the mean, so that a row of one element has a gradient of exactly 0.
-        const float centred = __fmul_rn(upstream[i], weight[i]) - statistics.upstream;
+        // Rounded as in the mean, so that a row of one element has a gradient of exactly 0.
+        const float centred = upstream[i] * weight[i] - statistics.upstream;
         upstream[i] = fmaf(-values[i], projection, centred) * roots.gradient[0] * roots.gradient[1];
       }
       if (args.grad_sum != nullptr) {

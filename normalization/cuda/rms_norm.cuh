@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) rms_norm(R
 
     RowRoots roots;
     const RmsStatistics statistics =
-        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor) {
+        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor, float) {
           float squares[1] = {0.0f};
           for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
             float values[N];
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) rms_norm_b
 
     RowRoots roots;
     const RmsStatistics statistics =
-        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor) {
+        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor, float share) {
           float sums[2] = {0.0f, 0.0f};
           for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
             float values[N], upstream[N], weight[N];
@@ -144,14 +144,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) rms_norm_b
             for (int i = 0; i < N; ++i) {
               const float scaled = values[i] * factor;
               sums[0] += scaled * scaled;
-              sums[1] += upstream[i] * scaled;
+              sums[1] += upstream[i] * share * scaled;
             }
           });
           row_sum<Shape>(sums);
           const float count = static_cast<float>(width);
-          return RmsStatistics{factor, sums[0] / count, sums[1] / count};
+          return RmsStatistics{factor, sums[0] / count, sums[1] / (count * share)};
         });
-    const float projection = clamped(statistics.product * roots.normalise);
+    const float projection = projection_of(statistics.product, roots.normalise);
 
     for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
       float values[N], upstream[N], weight[N];

@@ -9,12 +9,13 @@ namespace rudnn {
 // kThreads threads work on a row, in vectors of kVector elements: thread t has the vectors t, t + kThreads, ... It
 // keeps its first kHeld vectors in registers; what longer rows have beyond them it reads again each time. Rows of a
 // warp share a block of four warps; a wider row has a block of its own.
+constexpr int kWarpsPerBlock = 4;
 template <int vector, int threads, int held>
 struct RowShape {
   static constexpr int kVector = vector;
   static constexpr int kThreads = threads;
   static constexpr int kHeld = held;
-  static constexpr int kBlock = threads == kWarpSize ? 4 * kWarpSize : threads;
+  static constexpr int kBlock = threads == kWarpSize ? kWarpsPerBlock * kWarpSize : threads;
   static constexpr int kRowsPerBlock = kBlock / kThreads;
   // Of a multiprocessor: 512 threads, so that each may have 128 registers. Left to itself, ptxas spills a few of them
   // to fit more threads.
@@ -174,27 +175,28 @@ __device__ __forceinline__ float largest_magnitude(const Row<T, Shape>& row, int
   return row_max<Shape>(largest);
 }
 
-// A mean of squares, epsilon included, and the roots that follow from it: of the row as it is, or multiplied by a power
-// of two where that leaves float32's range. measure(factor) gives an object with members mean_square, without epsilon,
-// and usable(), which says whether other sums of it are in range.
+// A mean of squares and the roots that follow from it with epsilon: of the row as it is, or multiplied by a power of
+// two where that leaves float32's range. measure(factor, share) gives the statistics of the row times `factor`: an
+// object with members mean_square, without epsilon, and usable(), which says whether its other sums are in range. Those
+// it takes of terms multiplied by `share`, and divides by it what it gives.
 template <class T, class Shape, class Measure>
 __device__ __forceinline__ auto measure_in_range(const Row<T, Shape>& row, int64_t width, float epsilon,
                                                  float root_epsilon, RowRoots& roots, Measure measure) {
-  float factor = 1.0f;
+  float factor = 1.0f, share = 1.0f;
 #pragma unroll 1
-  while (true) {
-    const auto statistics = measure(factor);
-    const float mean_square = statistics.mean_square + epsilon;
-    if (factor == 1.0f && in_range(mean_square) && statistics.usable()) {
-      roots = roots_of(mean_square);
-      return statistics;
-    }
-    const float scale = power_of_two_scale(largest_magnitude(row, width));
-    if (scale == factor) {
+  for (bool scaled = false;; scaled = true) {
+    const auto statistics = measure(factor, share);
+    if (scaled) {
       roots = roots_of_scaled(statistics.mean_square, factor, root_epsilon);
       return statistics;
     }
-    factor = scale;
+    const float mean_square = statistics.mean_square + epsilon;
+    if (in_range(mean_square) && statistics.usable()) {
+      roots = roots_of(mean_square);
+      return statistics;
+    }
+    factor = power_of_two_scale(largest_magnitude(row, width));
+    share = 0.5f * power_of_two_scale(static_cast<float>(width));  // exact, and less than 1 / width
   }
 }
 

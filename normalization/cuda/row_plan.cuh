@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/row.cuh"
 
@@ -37,7 +38,7 @@ RowPlan plan_rows(int64_t rows, int64_t width, int64_t element_bytes) {
   plan.threads = vectors <= kWarpSize * held      ? kWarpSize
                  : vectors <= kNarrowBlock * held ? kNarrowBlock
                                                   : Budget::kWidestBlock;
-  const int64_t rows_per_block = plan.threads == kWarpSize ? RowShape<1, kWarpSize, 1>::kRowsPerBlock : 1;
+  const int64_t rows_per_block = plan.threads == kWarpSize ? kWarpsPerBlock : 1;
   plan.blocks = std::min((rows + rows_per_block - 1) / rows_per_block, kMaxBlocks);
   return plan;
 }
@@ -53,7 +54,7 @@ RowPlan plan_summed_rows(int64_t rows, int64_t width, int64_t element_bytes) {
 
 // Rows of threads in the grid.
 inline int64_t rows_of_threads(const RowPlan& plan) {
-  return plan.blocks * (plan.threads == kWarpSize ? RowShape<1, kWarpSize, 1>::kRowsPerBlock : 1);
+  return plan.blocks * (plan.threads == kWarpSize ? kWarpsPerBlock : 1);
 }
 
 // Calls visit(RowShape) with the shape that the plan asks for.

@@ -19,10 +19,12 @@ __device__ __forceinline__ float float_from_bits(uint32_t bits) { return __uint_
 __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
 #endif
 
-// 2^-100 and the largest float32.
+// 2^-100, and the smallest normal and the largest float32. Macros, since Metal wants an address space for constants.
+#define RUDNN_SMALLEST_NORMAL 1.17549435e-38f
 #define RUDNN_SMALLEST_MEAN 7.88860905e-31f
 #define RUDNN_LARGEST 3.40282347e38f
 
+// The largest magnitudes in place of those beyond.
 RUDNN_DEVICE float clamped(float x) {
   return x > RUDNN_LARGEST ? RUDNN_LARGEST : x < -RUDNN_LARGEST ? -RUDNN_LARGEST : x;
 }
@@ -36,6 +38,12 @@ RUDNN_DEVICE bool in_range(float mean_square) {
 // False for NaN and infinity.
 RUDNN_DEVICE bool is_finite(float x) { return x - x == 0.0f; }
 
+// What the normalised row is multiplied by in the gradient: the mean of the gradient times the scaled row, times the
+// row's root. The product of two finite numbers may leave the range though it is multiplied by 0 then.
+RUDNN_DEVICE float projection_of(float product, float root) {
+  return is_finite(product) ? clamped(product * root) : product;
+}
+
 // The power of two that brings a row's largest magnitude to [1, 4), or as near as a normal number can; 1 for a row of
 // zeros or with infinity or NaN.
 RUDNN_DEVICE float power_of_two_scale(float largest) {
@@ -45,8 +53,8 @@ RUDNN_DEVICE float power_of_two_scale(float largest) {
   return float_from_bits((inverse > 253 ? 253 : inverse < 1 ? 1 : inverse) << 23);
 }
 
-// What a row multiplied by `factor` is multiplied by to normalise it, and a gradient by both factors: a product of the
-// two could leave float32's range where what it multiplies brings it back.
+// What a row multiplied by `factor` is multiplied by to normalise it, and a gradient by both factors, which are two
+// only where their product leaves the range of normal numbers.
 struct RowRoots {
   float normalise;
   float gradient[2];
@@ -67,8 +75,11 @@ RUDNN_DEVICE RowRoots roots_of_scaled(float mean_square, float factor, float roo
   const float magnitude = larger * square_root(1.0f + ratio * ratio);
   const float scaled = magnitude * factor;
   const float root = 1.0f / scaled;
+  const float inverse = 1.0f / magnitude;
+  const bool is_normal = inverse >= RUDNN_SMALLEST_NORMAL && inverse <= RUDNN_LARGEST;
   // Of a row of one value, what is normalised is 0, and only epsilon divides the gradient.
-  if (root > RUDNN_LARGEST) return {RUDNN_LARGEST, {clamped(1.0f / magnitude), 1.0f}};
+  if (root > RUDNN_LARGEST) return {RUDNN_LARGEST, {clamped(inverse), 1.0f}};
+  if (is_normal) return {root, {inverse, 1.0f}};
   return {root, {root, factor}};
 }
 

@@ -1,6 +1,7 @@
 """torch.compile of every public function: one graph, dynamic shapes, the results of the eager run."""
 
 import functools
+import shutil
 
 import pytest
 import torch
@@ -53,6 +54,8 @@ def test_another_size_does_not_compile_again(kernel, device, operation):
 @functools.cache
 def why_inductor_cannot_run(device):
     """Its compiler, for a GPU Triton, may be missing: plain PyTorch code tells, which is no concern of the kernels."""
+    if device == "cpu" and shutil.which("g++"):
+        return None
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
     except Exception as error:

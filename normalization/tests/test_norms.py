@@ -23,6 +23,8 @@ from operations import (
     NORMS,
     OPERATIONS,
     RMS_NORM,
+    RMS_NORM_GATED,
+    RMS_NORM_ZERO_CENTERED,
     by_input_dtype,
     by_shape,
     by_width,
@@ -45,7 +47,7 @@ GRADIENT_EPSILON = 0.1
 @for_each_with_dtypes(*NORMS)
 @by_width
 def test_widths(kernel, device, operation, dtypes, width):
-    rows = 5 if width < 2000 else 2
+    rows = 5 if width < 1000 else 2  # the bench takes long for long rows
     inputs = operation.inputs((rows, width), *dtypes, device=device, requires_grad=True)
     check_forward(kernel, operation, inputs)
     check_gradients(kernel, operation, inputs, epsilon=GRADIENT_EPSILON)
@@ -163,6 +165,73 @@ def test_rows_whose_squares_overflow(kernel, device, operation, dtype, scale, wi
     inputs = large_rows(operation, (4, width), dtype, scale, device)
     # The incoming gradient grows along, or the input's would leave the normal numbers.
     check_rows_of_any_scale(kernel, operation, inputs, scale, gradient_scale=min(scale, 1e3))
+
+
+WIDE = [257, 2056, 4103, 16400]  # a block of threads has the row, and holds all of it or a part
+
+
+@pytest.mark.small
+@pytest.mark.simt_checked
+@for_each(RMS_NORM, RMS_NORM_GATED, LAYER_NORM)
+@pytest.mark.parametrize("width", WIDE)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+def test_wide_rows_whose_squares_overflow(kernel, device, operation, dtype, width):
+    inputs = large_rows(operation, (2, width), dtype, 1e30, device)
+    check_rows_of_any_scale(kernel, operation, inputs, 1e30, gradient_scale=1e3)
+
+
+@pytest.mark.small
+@pytest.mark.simt_checked
+@for_each(RMS_NORM, LAYER_NORM)
+@pytest.mark.parametrize("width", [16, *WIDE])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf], ids=["nan", "inf"])
+def test_rows_that_are_not_finite_keep_to_themselves(kernel, device, operation, width, value):
+    """Their gradients too, and the other rows have the bits that they have without them."""
+    clean = operation.inputs((3, width), device=device, requires_grad=True)
+    dirty = {name: tensor.detach().clone().requires_grad_() for name, tensor in clean.items()}
+    with torch.no_grad():
+        dirty["input"][1, width // 2] = value
+    outputs, clean_outputs = operation.run(kernel, dirty), operation.run(kernel, clean)
+    grads = random_gradients(clean_outputs)
+    found = gradients(outputs, dirty, grads)["input"]
+    expected = gradients(clean_outputs, clean, grads)["input"]
+    for row in (0, 2):
+        assert_bits_equal(outputs[0][row], clean_outputs[0][row])
+        assert_bits_equal(found[row], expected[row])
+    assert not outputs[0][1].isfinite().all()
+    assert not found[1].isfinite().all()
+
+
+@pytest.mark.small
+@for_each(*NORMS)
+@pytest.mark.parametrize("width", [4, 16, 257])
+def test_gradients_whose_sum_overflows(kernel, device, operation, width):
+    """Sums over a row of the gradient leave float32's range, their means do not."""
+    inputs = operation.inputs((3, width), device=device)
+    inputs["gamma"] = torch.ones_like(inputs["gamma"]) - (1 if operation is RMS_NORM_ZERO_CENTERED else 0)
+    inputs = {name: tensor.requires_grad_(name == "input") for name, tensor in inputs.items()}
+    outputs = operation.run(kernel, inputs)
+    first, *others = random_gradients(outputs)
+    grads = [first.abs() * 5e37, *(torch.zeros_like(other) for other in others)]
+    found = gradients(outputs, inputs, grads)["input"]
+    exact_outputs, leaves = operation.run_exact(kernel, inputs)
+    exact = gradients(exact_outputs, leaves, [grad.cpu().double() for grad in grads])["input"]
+    usual = gradients(operation.run(kernel, inputs), inputs, [grad / 2.0**40 for grad in grads])["input"]
+    assert_close_to_exact(found, exact, (usual.double() * 2.0**40).to(F32))
+
+
+@pytest.mark.small
+@for_each(*NORMS)
+@pytest.mark.parametrize("width", [16, 257])
+def test_an_infinite_gradient_leaves_its_row_no_finite_gradient(kernel, device, operation, width):
+    inputs = operation.inputs((3, width), device=device, requires_grad=True)
+    outputs = operation.run(kernel, inputs)
+    grads = random_gradients(outputs)
+    grads[0][1, 3] = torch.inf
+    found = gradients(outputs, inputs, grads)["input"]
+    assert not found[1].isfinite().any()
+    assert found[0].isfinite().all()
+    assert found[2].isfinite().all()
 
 
 @pytest.mark.small

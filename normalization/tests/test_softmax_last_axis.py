@@ -28,7 +28,7 @@ pytestmark = pytest.mark.kernels_ci
 @by_input_dtype
 @by_width
 def test_widths(kernel, device, dtype, width):
-    rows = 5 if width < 2000 else 2
+    rows = 5 if width < 1000 else 2  # the bench takes long for long rows
     inputs = SOFTMAX_LAST_AXIS.inputs((rows, width), dtype, device=device, requires_grad=True)
     check_forward(kernel, SOFTMAX_LAST_AXIS, inputs)
     check_gradients(kernel, SOFTMAX_LAST_AXIS, inputs)

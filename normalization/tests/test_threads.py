@@ -32,7 +32,15 @@ def test_any_number_of_threads(kernel, device, operation, dtype, shape):
 
 @for_each(*OPERATIONS)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
-@pytest.mark.parametrize("shape", [(300, 100), (37, 5000)], ids=["many_rows", "long_rows"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((300, 100), id="many_rows"),
+        pytest.param((37, 5000), id="long_rows"),
+        pytest.param((36, 100), id="rows_of_warps", marks=pytest.mark.small),
+        pytest.param((36, 1000), id="rows_of_blocks", marks=[pytest.mark.small, pytest.mark.simt_checked]),
+    ],
+)
 def test_a_row_does_not_depend_on_the_others(kernel, device, operation, dtype, shape):
     """Outputs and row gradients of two rows, each alone, and of a part of the batch equal those of the whole batch."""
     inputs = operation.inputs(shape, dtype, device=device, requires_grad=True)

@@ -100,6 +100,5 @@ SIMT_INLINE T atomicAdd(T* address, std::common_type_t<T> value) {
 
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
-inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }

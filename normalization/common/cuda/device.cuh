@@ -49,7 +49,9 @@ void launch(void (*kernel)(Params...), const LaunchConfig& config, Args&&... arg
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 
 inline void check_cuda(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or an innocent call would report it
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
 template <class... Params, class... Args>
