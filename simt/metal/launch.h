@@ -77,14 +77,38 @@ struct Bindings {
   Address threadgroup_memory(int index) const { return {dynamic_shared() + threadgroup_offsets[index]}; }
 };
 
+constexpr unsigned kMostThreads = 1024;  // of a threadgroup, where the kernel sets no limit of its own
+
+template <class T>
+constexpr const char* name_of_type() {
+  if constexpr (std::is_same_v<T, bool>) return "bool";
+  if constexpr (std::is_same_v<T, int>) return "int";
+  if constexpr (std::is_same_v<T, unsigned>) return "uint";
+  if constexpr (std::is_same_v<T, float>) return "float";
+}
+
 struct Constant {
   int index;
+  const char* name;
+  const char* type;  // as of name_of_type
   void* address;
   size_t bytes;
 };
+template <class T>
+Constant constant_at(int index, const char* name, T& constant) {
+  return {index, name, name_of_type<T>(), &constant, sizeof constant};
+}
+
+struct Buffer {
+  int index;
+  const bool* is_declared;  // a function constant; null if the buffer is always there
+};
+
 struct Kernel {
   void (*run)(const Bindings&);
-  std::vector<Constant> constants;  // of the whole shader
+  unsigned most_threads;            // of a threadgroup
+  std::vector<Constant> constants;  // that the kernel's code names
+  std::vector<Buffer> buffers;
 };
 // The kernels of this shared object, by host name.
 inline std::map<std::string, Kernel>& kernels() {

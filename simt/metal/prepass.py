@@ -10,6 +10,7 @@ from pathlib import Path
 from simt.metal import shader as shaders
 
 HERE = Path(__file__).resolve().parent
+BUFFER = r"\[\[\s*buffer\s*\(\s*(\d+)\s*\)\s*(?:,\s*function_constant\s*\(\s*(\w+)\s*\)\s*)?\]\]"
 MEMORY = {"buffer": "buffer", "threadgroup": "threadgroup_memory"}  # functions of simt::metal::Bindings
 
 
@@ -22,20 +23,29 @@ def _argument(shader: shaders.Shader, kernel: shaders.Kernel, parameter: str) ->
     return f"simt::metal::attributes::{attribute[1]}()"
 
 
+def _buffers(kernel: shaders.Kernel) -> str:
+    """Returns a simt::metal::Buffer for each of a kernel's buffers: its index, and what says whether it is there."""
+    attributes = (re.search(BUFFER, parameter) for parameter in kernel.parameters)
+    return ", ".join(f"{{{found[1]}, {'&' + found[2] if found[2] else 'nullptr'}}}" for found in attributes if found)
+
+
 def translate(path: str | Path, text: str | None = None) -> str:
     """Returns C++ source that registers the shader's kernels when it is loaded."""
     shader = shaders.parse(path, text)
-    constants = ", ".join(f"{{{index}, &{name}, sizeof {name}}}" for name, index in shader.constants)
     lines = [shader.text, f'#line 1 "{HERE}/kernel table"']
     for instance in shader.instances:
         function = instance.kernel + (f"<{instance.arguments}>" if instance.arguments else "")
         kernel = shader.kernels[instance.kernel]
         arguments = ", ".join(_argument(shader, kernel, parameter) for parameter in kernel.parameters)
+        constants = ", ".join(
+            f'simt::metal::constant_at({index}, "{name}", {name})' for name, index in kernel.constants
+        )
         name = instance.host_name
         lines += [
             f'static const bool {name}_is_registered = simt::metal::register_kernel("{name}",',
             f"{{[](const simt::metal::Bindings& bindings) {{ simt::metal::run(&{function}, bindings,",
-            f"[bindings] {{ {function}({arguments}); }}); }}, {{{constants}}}}});",
+            f"[bindings] {{ {function}({arguments}); }}); }},",
+            f"{kernel.most_threads or 'simt::metal::kMostThreads'}, {{{constants}}}, {{{_buffers(kernel)}}}}});",
         ]
     return "\n".join(lines) + "\n"
 

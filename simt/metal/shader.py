@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ATTRIBUTE = r"\[\[(?:[^\[\]]|\[[^\]]*\])*\]\]"
-KERNEL = r"(?:\[\[\s*kernel\s*(?:,[^\]]*)?\]\]|\bkernel\b)\s*void\s+(\w+)\s*\("
+KERNEL = rf"(?:{ATTRIBUTE}\s*)?(?:\[\[\s*kernel\s*(?:,[^\]]*)?\]\]|\bkernel\b)\s*void\s+(\w+)\s*\("
 INSTANCE = (
     r'template\s*\[\[\s*host_name\(\s*"(?P<host>\w+)"\s*\)\s*\]\]\s*(?:\[\[\s*kernel\s*\]\]|\bkernel\b)\s*'
     r"(?:void|decltype\s*\([^;]*?>\s*\))\s+(?P<kernel>\w+)\s*<(?P<arguments>[^;]*?)>\s*(?:\([^;]*\))?\s*;"
 )
+MOST_THREADS = r"\bmax_total_threads_per_threadgroup\s*\(([^()]*)\)"
 CONSTANT = r"\bconstant(\s+\w+\s+(\w+)\s*)\[\[\s*function_constant\((\d+)\)\s*\]\]"
 # A variable of threadgroup memory: a declaration that starts a statement and is no pointer or reference.
 THREADGROUP = r"(^[ \t]*|[;{}]\s*)threadgroup(\s+)([\w:<>, ]+?)(\s+)(\w+)(\s*)"
@@ -28,6 +29,8 @@ class Kernel:
     name: str
     parameters: list[str]  # text of each
     line: int
+    most_threads: str | None  # of a threadgroup, an expression
+    constants: list[tuple[str, str]] = field(default_factory=list)  # name, index; those that its code names
 
 
 @dataclass
@@ -48,7 +51,6 @@ class Shader:
     text: str  # C++ but for address spaces and the macros SIMT_FUNCTION_CONSTANT and SIMT_THREADGROUP_VARIABLE
     kernels: dict[str, Kernel] = field(default_factory=dict)
     instances: list[Instance] = field(default_factory=list)
-    constants: list[tuple[str, int]] = field(default_factory=list)  # name, index
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -88,6 +90,32 @@ def _line_at(text: str, position: int) -> int:
     return int(directive[1]) + text.count("\n", directive.end(), position)
 
 
+def _words_by_definition(text: str) -> dict[str, set[str]]:
+    """Returns the words of each function and type, by its name; a name's definitions count as one."""
+    text = re.sub(r"^[ \t]*#.*|\bnamespace\s+\w*\s*\{", "", text, flags=re.M)
+    words: dict[str, set[str]] = {}
+    start = depth = 0
+    for match in re.finditer(r"[{};]", text):
+        depth = max(0, depth + (match[0] == "{") - (match[0] == "}"))
+        if depth == 0:
+            definition = text[start : match.end()]
+            if name := re.search(r"(\w+)\s*[({;]", definition):
+                words.setdefault(name[1], set()).update(re.findall(r"\w+", definition))
+            start = match.end()
+    return words
+
+
+def _reachable(kernel: Kernel, words: dict[str, set[str]]) -> set[str]:
+    """Returns the words of a kernel and of all that it names, whether or not that code is ever run."""
+    found = {kernel.name, *re.findall(r"\w+", " ".join(kernel.parameters))}
+    pending = list(found)
+    while pending:
+        added = words.get(pending.pop(), set()) - found
+        found |= added
+        pending += added
+    return found
+
+
 def parse(path: str | Path, text: str | None = None) -> Shader:
     """Reads a shader, from `text` if given; `path` names it in messages and #line directives."""
     text = _expand_macros(path, Path(path).read_text() if text is None else text)
@@ -98,14 +126,20 @@ def parse(path: str | Path, text: str | None = None) -> Shader:
     text = re.sub(INSTANCE, _blank, text, flags=re.S)
     for match in re.finditer(KERNEL, text):
         name, line = match[1], _line_at(text, match.start())
-        shader.kernels[name] = Kernel(name, _parameters(text, match.end()), line)
+        most_threads = re.search(MOST_THREADS, match[0])
+        parameters = _parameters(text, match.end())
+        shader.kernels[name] = Kernel(name, parameters, line, most_threads[1] if most_threads else None)
         if not re.search(r"template\s*<[^;{}]*>\s*$", text[: match.start()]):
             shader.instances.append(Instance(name, name, "", line))
-    shader.constants = [(name, int(index)) for _, name, index in re.findall(CONSTANT, text)]
+    constants = [(name, index) for _, name, index in re.findall(CONSTANT, text)]
     text = re.sub(CONSTANT, r"SIMT_FUNCTION_CONSTANT\1", text)
     text = re.sub(THREADGROUP_VARIABLE, r"\1SIMT_THREADGROUP_VARIABLE(\5,\2\3\4\6\7);", text, flags=re.M)
     if left := re.search(THREADGROUP + r"[\[,=;]", text, re.M):
         found = f"threadgroup {left[3]} {left[5]}"
         raise ValueError(f"{path}: {found} must be a statement with one variable and no value")
     shader.text = re.sub(ATTRIBUTE, _blank, text)
+    words = _words_by_definition(shader.text)
+    for kernel in shader.kernels.values():
+        named = _reachable(kernel, words)
+        kernel.constants = [(name, index) for name, index in constants if name in named]
     return shader

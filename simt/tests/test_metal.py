@@ -7,7 +7,7 @@ import pytest
 from bench import KERNELS, ORDERS, Buffer, KernelError, from_bfloat16, to_bfloat16
 
 from simt import toolchain
-from simt.metal import prepass
+from simt.metal import prepass, shader
 
 X = np.arange(1024, dtype=np.float32)
 FAULTS = {
@@ -141,6 +141,47 @@ def test_atomics(run):
 def test_unknown_kernel_is_an_error(bench):
     with pytest.raises(KernelError, match="no Metal kernel is named absent"):
         launch(bench, "intrinsics.metal", "absent", output(1, np.float32))
+
+
+def launch_demanding(bench, *, constant="uint", threads=32, bound=True):
+    library = bench.load(KERNELS / "faults.metal", KERNELS / "metal_entry.cpp", toolchain.METAL_PIPELINE, checked=False)
+    y = Buffer(X[:threads], "y", "output")
+    return bench.call(library.run_demanding, constant.encode(), 3, threads, y if bound else None)
+
+
+def test_launch_that_metal_accepts(bench):
+    assert np.array_equal(launch_demanding(bench), 3 * X[:32])
+
+
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        ({"constant": ""}, "function constant 1, kStep, has no value"),
+        ({"constant": "bool"}, "function constant 1, kStep, is uint, got bool"),
+        ({"constant": "int"}, "function constant 1, kStep, is uint, got int"),
+        ({"constant": "float"}, "function constant 1, kStep, is uint, got float"),
+        ({"threads": 33}, "33 threads in a threadgroup, where the kernel allows 32"),
+        ({"bound": False}, "buffer 0 is not bound"),
+    ],
+    ids=["no_constant", "bool_for_uint", "int_for_uint", "float_for_uint", "too_many_threads", "unbound_buffer"],
+)
+def test_launch_that_metal_refuses(bench, fault, message):
+    launch_demanding(bench)  # whose constant must not serve the next launch
+    with pytest.raises(KernelError, match="bad-launch of demanding: " + message):
+        launch_demanding(bench, **fault)
+
+
+def test_kernel_needs_the_constants_that_it_and_what_it_calls_name():
+    text = "".join(f"constant bool k{name} [[function_constant({i})]];\n" for i, name in enumerate("ABCDE"))
+    text += "namespace n {\ntemplate <typename T> inline T deep(T x) { return kA ? x : T(0); }\n"
+    text += "struct Pair { int second() const { if (kB) return deep(1); return 0; } };\n}\n"
+    text += "inline int other() { return kC ? 1 : 0; }\n"
+    text += "kernel void f(device int* y [[buffer(0)]], device int* z [[buffer(1), function_constant(kD)]]) "
+    text += "{ n::Pair pair; y[0] = pair.second(); }\n"
+    text += "kernel void g(device int* y [[buffer(0)]]) { y[0] = other(); }\n"
+    kernels = shader.parse("needs.metal", text).kernels
+    assert [name for name, _ in kernels["f"].constants] == ["kA", "kB", "kD"]
+    assert kernels["g"].constants == [("kC", "2")]
 
 
 def test_prepass_keeps_lines_and_names_a_bare_parameter():

@@ -66,3 +66,13 @@ kernel void past_threadgroup_memory(device float* y [[buffer(0)]], device const 
   threadgroup_barrier(mem_flags::mem_threadgroup);
   y[i] = tile[kFault ? i + 4 : i];
 }
+
+constant uint kStep [[function_constant(1)]];
+
+inline float stepped(uint i) { return float(i * kStep); }
+
+// Launched right with a value for kStep of its type, 32 threads at most, and a buffer.
+[[kernel, max_total_threads_per_threadgroup(32)]] void demanding(device float* y [[buffer(0)]],
+                                                                 uint i [[thread_index_in_threadgroup]]) {
+  y[i] = stepped(i);
+}
