@@ -11,6 +11,10 @@ from operations import BF16, RMS_NORM
 def free_memory(device):
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
+    if device == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        pytest.skip("this system does not tell how much memory is free")
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
