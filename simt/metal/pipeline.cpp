@@ -1,6 +1,9 @@
 // common/metal/pipeline.h on the engine; linked into the shared object that holds the translated shaders.
 #include "common/metal/pipeline.h"
 
+#include <pmmintrin.h>
+#include <xmmintrin.h>
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -19,6 +22,18 @@ namespace {
 std::string described(const simt::metal::Constant& constant) {
   return "function constant " + std::to_string(constant.index) + ", " + constant.name + ", ";
 }
+
+// For its life subnormal float32 numbers count as zero, in operands and in results: Metal permits it, and Apple's GPUs
+// do so. half has its subnormal numbers there and here.
+class FlushedSubnormals {
+ public:
+  FlushedSubnormals() { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
+  ~FlushedSubnormals() { _mm_setcsr(before_); }
+  FlushedSubnormals(const FlushedSubnormals&) = delete;
+
+ private:
+  const unsigned before_ = _mm_getcsr();
+};
 
 }  // namespace
 
@@ -62,6 +77,7 @@ void Launch::run(Size threadgroups, Size threads) const {
   bindings.shape.block = {threads.x, threads.y, threads.z};
   bindings.shape.shared_bytes = shared_bytes;
   bindings.shape.shared_limit = simt::metal::kThreadgroupLimit;
+  const FlushedSubnormals flushed;
   kernel.run(bindings);
 }
 

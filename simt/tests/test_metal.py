@@ -119,6 +119,16 @@ def test_float_extremes_leave_nan_out_and_a_buffer_may_be_missing(run, has_secon
     np.testing.assert_allclose(out[2], x.astype(np.float64) * other + 1, rtol=1e-6, atol=1e-6)
 
 
+def test_subnormals_are_flushed_in_float_and_kept_in_half(run):
+    smallest = np.finfo(np.float32).tiny
+    x = np.ones((32, 2), np.float32)
+    x[:5] = [(smallest, 1), (smallest, 0.5), (smallest / 2, 1), (smallest / 2, 4), (2**-14, 0.5)]
+    y, z = run("products", output(32, np.float32), Buffer(x, "x"), Buffer(np.empty(32, np.float16), "z", "output"))
+    assert y[:5].tolist() == [smallest, 0, 0, 0, 2**-15] and (y[5:] == 1).all()
+    assert z[4] == 2**-15 and (z[5:] == 1).all()
+    assert smallest * np.float32(0.5) > 0  # the launch leaves the thread as it was
+
+
 def test_positions_and_function_constants(run):
     out = run("positions", output((3, 64), np.int32), groups=3, threads=64, constant=7)
     thread = np.arange(64)

@@ -82,3 +82,10 @@ kernel void counters(device atomic_int* y [[buffer(0)]], uint i [[thread_positio
   atomic_fetch_add_explicit(&y[0], 1, memory_order_relaxed);
   atomic_fetch_max_explicit(&y[1], int(i), memory_order_relaxed);
 }
+
+// Products of float and of half. Of float, subnormal operands and results count as zero.
+kernel void products(device float* y [[buffer(0)]], device const float2* x [[buffer(1)]], device half* z [[buffer(2)]],
+                     uint i [[thread_position_in_grid]]) {
+  y[i] = x[i].x * x[i].y;
+  z[i] = half(x[i].x) * half(x[i].y);
+}
