@@ -22,8 +22,12 @@ inline std::string instance_of(const char* kernel, DType dtype, const RowPlan& p
 }
 
 inline void run_rows(const metal::Launch& launch, const RowPlan& plan) {
-  if (plan.threadgroups > 0)
-    launch.run({static_cast<uint32_t>(plan.threadgroups)}, {static_cast<uint32_t>(plan.threads)});
+  launch.run({static_cast<uint32_t>(plan.threadgroups)}, {static_cast<uint32_t>(plan.threads)});
+}
+
+// The gradient of a parameter where there are no rows. No kernel could have it: an empty tensor has no buffer to bind.
+inline void zero(const Tensor* gradient) {
+  if (gradient != nullptr) gradient->zero_();
 }
 
 // The sums of a parameter's gradient that the teams of a plan leave. Without a gradient to compute there are none, and

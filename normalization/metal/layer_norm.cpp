@@ -45,6 +45,11 @@ void launch_layer_norm(const LayerNormCall& call) {
 }
 
 void launch_layer_norm_backward(const LayerNormBackwardCall& call) {
+  if (call.input->numel() == 0) {
+    zero(call.grad_gamma);
+    zero(call.grad_beta);
+    return;
+  }
   metal::run_on_device([&] {
     const metal::Memory gamma = metal::input_data("gamma", call.gamma);
     const metal::Memory grad = metal::input_data("grad", call.grad);

@@ -53,6 +53,7 @@ void launch_rms_norm(const RmsNormCall& call) {
 }
 
 void launch_rms_norm_backward(const RmsNormBackwardCall& call) {
+  if (call.input->numel() == 0) return zero(call.grad_gamma);
   metal::run_on_device([&] {
     const metal::Memory gamma = metal::input_data("gamma", call.gamma);
     const metal::Memory grad = metal::input_data("grad", call.grad);
