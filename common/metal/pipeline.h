@@ -50,7 +50,7 @@ class Launch {
     return *this;
   }
 
-  // Starts the kernel. Throws std::runtime_error if it does not exist or the launch is refused; an empty grid is.
+  // Starts the kernel. Throws std::runtime_error if it does not exist or the launch is refused, as an empty grid is.
   void run(Size threadgroups, Size threads) const;
 
  private:

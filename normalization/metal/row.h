@@ -3,14 +3,11 @@
 
 #include <metal_stdlib>
 
-// By default Metal assumes that there is no NaN and no infinity, and reorders and fuses.
-#pragma METAL fp math_mode(safe)
-#pragma METAL fp contract(off)
+#include "metal/row_limits.h"
+#include "ops/device_function.h"
+#include "ops/row_scale.h"
 
 using namespace metal;
-
-#include "metal/row_limits.h"
-#include "ops/row_scale.h"
 
 namespace rudnn {
 
@@ -149,7 +146,7 @@ struct Row {
 inline float total(float x) { return x; }
 inline float total(float4 x) { return (x.x + x.y) + (x.z + x.w); }
 inline float largest(float x) { return x; }
-inline float largest(float4 x) { return fmax(fmax(x.x, x.y), fmax(x.z, x.w)); }
+inline float largest(float4 x) { return precise::fmax(precise::fmax(x.x, x.y), precise::fmax(x.z, x.w)); }
 
 // Over the threads of a row, in a fixed order; all of them call and receive the result. In a row of more than a
 // simdgroup this takes two barriers of the threadgroup. V is float or a vector of floats.
@@ -182,7 +179,7 @@ inline float row_max(float value, Team team) {
 template <typename T, typename Shape>
 inline float largest_magnitude(thread const Row<T, Shape>& row, Team team, long width) {
   typename Shape::Floats magnitude = typename Shape::Floats(0.0f);
-  FOR_EACH_VECTOR(at, Shape, team, width) magnitude = fmax(magnitude, fabs(row.get(at)));
+  FOR_EACH_VECTOR(at, Shape, team, width) magnitude = precise::fmax(magnitude, fabs(row.get(at)));
   return row_max<Shape>(largest(magnitude), team);
 }
 

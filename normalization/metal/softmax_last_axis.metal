@@ -22,7 +22,7 @@ template <typename T, typename Shape>
 
     // NaN is left out of the maximum, and comes back in the exponential and so in the sum.
     Floats greatest = Floats(-INFINITY);
-    FOR_EACH_VECTOR(at, Shape, team, width) greatest = fmax(greatest, x.get(at));
+    FOR_EACH_VECTOR(at, Shape, team, width) greatest = precise::fmax(greatest, x.get(at));
     const float maximum = row_max<Shape>(largest(greatest), team);
 
     Floats sums = Floats(0.0f);

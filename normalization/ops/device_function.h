@@ -3,6 +3,9 @@
 
 #ifdef __METAL_VERSION__
 #include <metal_stdlib>
+// By default Metal assumes that there is no NaN and no infinity, and reorders and fuses.
+#pragma METAL fp math_mode(safe)
+#pragma METAL fp contract(off)
 #define RUDNN_DEVICE inline
 #else
 #include "common/cuda/device.cuh"
