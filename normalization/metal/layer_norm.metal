@@ -25,14 +25,18 @@ struct LayerStatistics {
   // In the backward, with d the gradient that reaches the normalised row: the means of d and of d * (x - mean).
   float upstream;
   float product;
+
+  bool usable() const { return is_finite(product) && is_finite(upstream); }
 };
 
-// From the sums over the row of x - centre, its square, d, and d * (x - centre).
-inline LayerStatistics statistics_from(float factor, float centre, float4 sums, long width) {
-  const float4 means = sums / float(width);
-  const float correction = means.x;
-  const float variance = means.y - correction * correction;
-  return {factor, centre, correction, variance < 0.0f ? 0.0f : variance, means.z, means.w - correction * means.z};
+// From the sums over the row of x - centre, its square, and share times d and d * (x - centre).
+inline LayerStatistics statistics_from(float factor, float centre, float4 sums, float share, long width) {
+  const float count = float(width);
+  const float correction = sums.x / count;
+  const float variance = sums.y / count - correction * correction;
+  const float upstream = sums.z / (count * share);
+  const float product = sums.w / (count * share) - correction * upstream;
+  return {factor, centre, correction, variance < 0.0f ? 0.0f : variance, upstream, product};
 }
 
 template <typename T, typename Shape>
@@ -43,19 +47,26 @@ inline float mean_of(thread const Row<T, Shape>& row, Team team, long width, flo
 }
 
 template <typename T, typename Shape>
-inline LayerStatistics measure(thread const Row<T, Shape>& x, Team team, long width, float factor) {
+struct LayerMeasure {
   using Floats = typename Shape::Floats;
-  const float centre = mean_of(x, team, width, factor);
-  Floats deviations = Floats(0.0f);
-  Floats squares = Floats(0.0f);
-  FOR_EACH_VECTOR(at, Shape, team, width) {
-    const Floats deviation = x.get(at) * factor - centre;
-    deviations += deviation;
-    squares += deviation * deviation;
+
+  thread const Row<T, Shape>& x;
+  Team team;
+  long width;
+
+  LayerStatistics operator()(float factor, float) const {
+    const float centre = mean_of(x, team, width, factor);
+    Floats deviations = Floats(0.0f);
+    Floats squares = Floats(0.0f);
+    FOR_EACH_VECTOR(at, Shape, team, width) {
+      const Floats deviation = x.get(at) * factor - centre;
+      deviations += deviation;
+      squares += deviation * deviation;
+    }
+    const float2 sums = row_sum<Shape>(float2(total(deviations), total(squares)), team);
+    return statistics_from(factor, centre, float4(sums, float2(0.0f, 0.0f)), 1.0f, width);
   }
-  const float2 sums = row_sum<Shape>(float2(total(deviations), total(squares)), team);
-  return statistics_from(factor, centre, float4(sums, float2(0.0f, 0.0f)), width);
-}
+};
 
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void layer_norm(
@@ -78,12 +89,10 @@ template <typename T, typename Shape>
     else
       x.load(input + start, team, width);
 
-    LayerStatistics statistics = measure(x, team, width, 1.0f);
-    RowRoots roots = roots_of(statistics.mean_square + args.epsilon);
-    if (!in_range(statistics.mean_square + args.epsilon)) {
-      statistics = measure(x, team, width, power_of_two_scale(largest_magnitude(x, team, width)));
-      roots = roots_of_scaled(statistics.mean_square, statistics.factor, args.root_epsilon);
-    }
+    RowRoots roots;
+    const LayerMeasure<T, Shape> measure = {x, team, width};
+    const LayerStatistics statistics =
+        measure_in_range(x, team, width, args.epsilon, args.root_epsilon, roots, measure);
 
     FOR_EACH_VECTOR(at, Shape, team, width) {
       const Floats weight = load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset);
@@ -96,25 +105,33 @@ template <typename T, typename Shape>
 }
 
 template <typename T, typename Shape>
-inline LayerStatistics measure_backward(thread const Row<T, Shape>& x, thread const Row<T, Shape>& grad,
-                                        device const void* gamma, Team team, long width, float factor) {
+struct LayerBackwardMeasure {
   using Floats = typename Shape::Floats;
-  const float centre = mean_of(x, team, width, factor);
-  Floats deviations = Floats(0.0f);
-  Floats squares = Floats(0.0f);
-  Floats upstreams = Floats(0.0f);
-  Floats products = Floats(0.0f);
-  FOR_EACH_VECTOR(at, Shape, team, width) {
-    const Floats deviation = x.get(at) * factor - centre;
-    const Floats upstream = grad.get(at) * load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset);
-    deviations += deviation;
-    squares += deviation * deviation;
-    upstreams += upstream;
-    products += upstream * deviation;
+
+  thread const Row<T, Shape>& x;
+  thread const Row<T, Shape>& grad;
+  device const void* gamma;
+  Team team;
+  long width;
+
+  LayerStatistics operator()(float factor, float share) const {
+    const float centre = mean_of(x, team, width, factor);
+    Floats deviations = Floats(0.0f);
+    Floats squares = Floats(0.0f);
+    Floats upstreams = Floats(0.0f);
+    Floats products = Floats(0.0f);
+    FOR_EACH_VECTOR(at, Shape, team, width) {
+      const Floats deviation = x.get(at) * factor - centre;
+      const Floats upstream = grad.get(at) * load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset) * share;
+      deviations += deviation;
+      squares += deviation * deviation;
+      upstreams += upstream;
+      products += upstream * deviation;
+    }
+    const float4 sums = float4(float2(total(deviations), total(squares)), float2(total(upstreams), total(products)));
+    return statistics_from(factor, centre, row_sum<Shape>(sums, team), share, width);
   }
-  const float4 sums = float4(float2(total(deviations), total(squares)), float2(total(upstreams), total(products)));
-  return statistics_from(factor, centre, row_sum<Shape>(sums, team), width);
-}
+};
 
 // With n the normalised row and d = grad * gamma, the gradient of x is
 // (d - mean(d) - n * mean(d * n)) / sqrt(variance(x) + epsilon).
@@ -143,14 +160,11 @@ template <typename T, typename Shape>
     x.load(input + start, team, width);
     grad.load(grads + start, team, width);
 
-    LayerStatistics statistics = measure_backward(x, grad, gamma, team, width, 1.0f);
-    RowRoots roots = roots_of(statistics.mean_square + args.epsilon);
-    if (!in_range(statistics.mean_square + args.epsilon) || !is_finite(statistics.product)) {
-      const float factor = power_of_two_scale(largest_magnitude(x, team, width));
-      statistics = measure_backward(x, grad, gamma, team, width, factor);
-      roots = roots_of_scaled(statistics.mean_square, factor, args.root_epsilon);
-    }
-    const Floats projection = Floats(clamped(statistics.product * roots.normalise));
+    RowRoots roots;
+    const LayerBackwardMeasure<T, Shape> measure = {x, grad, gamma, team, width};
+    const LayerStatistics statistics =
+        measure_in_range(x, team, width, args.epsilon, args.root_epsilon, roots, measure);
+    const Floats projection = Floats(projection_of(statistics.product, roots.normalise));
 
     FOR_EACH_VECTOR(at, Shape, team, width) {
       const Floats deviation = (x.get(at) * statistics.factor - statistics.centre) - statistics.correction;
@@ -159,7 +173,7 @@ template <typename T, typename Shape>
       if (kWantsGamma) gamma_sum.add(upstream * values, at);
       if (kWantsBeta) beta_sum.add(upstream, at);
       if (kWantsInput) {
-        // The product is rounded as in the mean, so that a row of one element has a gradient of exactly 0.
+        // Rounded as in the mean, so that a row of one element has a gradient of exactly 0.
         const Floats product = upstream * load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset);
         const Floats centred = fma(-values, projection, product - statistics.upstream);
         Floats result = centred * roots.gradient[0] * roots.gradient[1];

@@ -35,17 +35,25 @@ struct RmsStatistics {
   float factor;
   float mean_square;
   float product;  // in the backward, the mean over the row of x times the gradient that reaches it
+
+  bool usable() const { return is_finite(product); }
 };
 
 template <typename T, typename Shape>
-inline RmsStatistics measure(thread const Row<T, Shape>& x, Team team, long width, float factor) {
-  typename Shape::Floats squares = typename Shape::Floats(0.0f);
-  FOR_EACH_VECTOR(at, Shape, team, width) {
-    const typename Shape::Floats scaled = x.get(at) * factor;
-    squares += scaled * scaled;
+struct RmsMeasure {
+  thread const Row<T, Shape>& x;
+  Team team;
+  long width;
+
+  RmsStatistics operator()(float factor, float) const {
+    typename Shape::Floats squares = typename Shape::Floats(0.0f);
+    FOR_EACH_VECTOR(at, Shape, team, width) {
+      const typename Shape::Floats scaled = x.get(at) * factor;
+      squares += scaled * scaled;
+    }
+    return {factor, row_sum<Shape>(total(squares), team) / float(width), 0.0f};
   }
-  return {factor, row_sum<Shape>(total(squares), team) / float(width), 0.0f};
-}
+};
 
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void rms_norm(
@@ -68,12 +76,9 @@ template <typename T, typename Shape>
     else
       x.load(input + start, team, width);
 
-    RmsStatistics statistics = measure(x, team, width, 1.0f);
-    RowRoots roots = roots_of(statistics.mean_square + args.epsilon);
-    if (!in_range(statistics.mean_square + args.epsilon)) {
-      statistics = measure(x, team, width, power_of_two_scale(largest_magnitude(x, team, width)));
-      roots = roots_of_scaled(statistics.mean_square, statistics.factor, args.root_epsilon);
-    }
+    RowRoots roots;
+    const RmsMeasure<T, Shape> measure = {x, team, width};
+    const RmsStatistics statistics = measure_in_range(x, team, width, args.epsilon, args.root_epsilon, roots, measure);
 
     FOR_EACH_VECTOR(at, Shape, team, width) {
       const Floats weight = load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset) + args.gamma_offset;
@@ -85,22 +90,31 @@ template <typename T, typename Shape>
 }
 
 template <typename T, typename Shape>
-inline RmsStatistics measure_backward(thread const Row<T, Shape>& x, thread const Row<T, Shape>& grad,
-                                      device const void* gamma, float gamma_offset, device const T* gate, Team team,
-                                      long width, float factor) {
+struct RmsBackwardMeasure {
   using Floats = typename Shape::Floats;
-  Floats squares = Floats(0.0f);
-  Floats products = Floats(0.0f);
-  FOR_EACH_VECTOR(at, Shape, team, width) {
-    Floats upstream = grad.get(at) * (load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset) + gamma_offset);
-    if (kGated) upstream *= activate(load_floats<Shape>(gate + at.offset)).value;
-    const Floats scaled = x.get(at) * factor;
-    squares += scaled * scaled;
-    products += upstream * scaled;
+
+  thread const Row<T, Shape>& x;
+  thread const Row<T, Shape>& grad;
+  device const void* gamma;
+  float gamma_offset;
+  device const T* gate;  // of the row
+  Team team;
+  long width;
+
+  RmsStatistics operator()(float factor, float share) const {
+    Floats squares = Floats(0.0f);
+    Floats products = Floats(0.0f);
+    FOR_EACH_VECTOR(at, Shape, team, width) {
+      Floats upstream = grad.get(at) * (load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset) + gamma_offset);
+      if (kGated) upstream *= activate(load_floats<Shape>(gate + at.offset)).value;
+      const Floats scaled = x.get(at) * factor;
+      squares += scaled * scaled;
+      products += upstream * share * scaled;
+    }
+    const float2 sums = row_sum<Shape>(float2(total(squares), total(products)), team);
+    return {factor, sums.x / float(width), sums.y / (float(width) * share)};
   }
-  const float2 sums = row_sum<Shape>(float2(total(squares), total(products)), team) / float(width);
-  return {factor, sums.x, sums.y};
-}
+};
 
 // With n = x / sqrt(mean(x^2) + epsilon) and d = grad * weight [* activation(gate)], the gradient of x is
 // (d - n * mean(d * n)) / sqrt(mean(x^2) + epsilon).
@@ -129,14 +143,10 @@ template <typename T, typename Shape>
     grad.load(grads + start, team, width);
     device const T* gates = kGated ? gate + start : nullptr;
 
-    RmsStatistics statistics = measure_backward(x, grad, gamma, args.gamma_offset, gates, team, width, 1.0f);
-    RowRoots roots = roots_of(statistics.mean_square + args.epsilon);
-    if (!in_range(statistics.mean_square + args.epsilon) || !is_finite(statistics.product)) {
-      const float factor = power_of_two_scale(largest_magnitude(x, team, width));
-      statistics = measure_backward(x, grad, gamma, args.gamma_offset, gates, team, width, factor);
-      roots = roots_of_scaled(statistics.mean_square, factor, args.root_epsilon);
-    }
-    const Floats projection = Floats(clamped(statistics.product * roots.normalise));
+    RowRoots roots;
+    const RmsBackwardMeasure<T, Shape> measure = {x, grad, gamma, args.gamma_offset, gates, team, width};
+    const RmsStatistics statistics = measure_in_range(x, team, width, args.epsilon, args.root_epsilon, roots, measure);
+    const Floats projection = Floats(projection_of(statistics.product, roots.normalise));
 
     FOR_EACH_VECTOR(at, Shape, team, width) {
       const Floats values = x.get(at) * statistics.factor * roots.normalise;

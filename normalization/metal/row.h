@@ -3,11 +3,11 @@
 
 #include <metal_stdlib>
 
+using namespace metal;
+
 #include "metal/row_limits.h"
 #include "ops/device_function.h"
 #include "ops/row_scale.h"
-
-using namespace metal;
 
 namespace rudnn {
 
@@ -181,6 +181,23 @@ inline float largest_magnitude(thread const Row<T, Shape>& row, Team team, long 
   typename Shape::Floats magnitude = typename Shape::Floats(0.0f);
   FOR_EACH_VECTOR(at, Shape, team, width) magnitude = precise::fmax(magnitude, fabs(row.get(at)));
   return row_max<Shape>(largest(magnitude), team);
+}
+
+// The statistics of a row and the roots that follow from them with epsilon: of the row as it is, or multiplied by a
+// power of two where that leaves float32's range. measure(factor, share) gives those of the row times `factor`: an
+// object with members mean_square, without epsilon, and usable(), which says whether its other sums are in range. Those
+// it takes of terms multiplied by `share`, and divides by it what it gives.
+template <typename T, typename Shape, typename Measure>
+inline auto measure_in_range(thread const Row<T, Shape>& row, Team team, long width, float epsilon, float root_epsilon,
+                             thread RowRoots& roots, Measure measure) {
+  const auto statistics = measure(1.0f, 1.0f);
+  const float mean_square = statistics.mean_square + epsilon;
+  roots = roots_of(mean_square);
+  if (in_range(mean_square) && statistics.usable()) return statistics;
+  const float factor = power_of_two_scale(largest_magnitude(row, team, width));
+  const auto scaled = measure(factor, 1.0f / float(width));
+  roots = roots_of_scaled(scaled.mean_square, factor, root_epsilon);
+  return scaled;
 }
 
 }  // namespace rudnn
