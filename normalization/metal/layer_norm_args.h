@@ -1,11 +1,7 @@
 // What launchers and shaders of layer_norm and fused_add_layer_norm agree on.
 #pragma once
 
-#ifdef __METAL_VERSION__
-#include <metal_stdlib>
-#else
-#include <cstdint>
-#endif
+#include "metal/fixed_width.h"
 
 namespace rudnn {
 

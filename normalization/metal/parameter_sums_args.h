@@ -1,11 +1,7 @@
 // What launcher and shader of sum_partials agree on.
 #pragma once
 
-#ifdef __METAL_VERSION__
-#include <metal_stdlib>
-#else
-#include <cstdint>
-#endif
+#include "metal/fixed_width.h"
 
 namespace rudnn {
 

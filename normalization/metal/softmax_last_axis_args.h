@@ -1,11 +1,7 @@
 // What launchers and shaders of softmax_last_axis agree on.
 #pragma once
 
-#ifdef __METAL_VERSION__
-#include <metal_stdlib>
-#else
-#include <cstdint>
-#endif
+#include "metal/fixed_width.h"
 
 namespace rudnn {
 
