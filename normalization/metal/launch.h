@@ -46,9 +46,9 @@ class Partials {
   void sum() const {
     if (gradient_ == nullptr) return;
     metal::Launch("sum_partials")
-        .bytes(0, args_)
-        .buffer(1, memory_)
-        .buffer(2, metal::output_data(name_, gradient_))
+        .bytes(kSumsArgsBuffer, args_)
+        .buffer(kPartialsBuffer, memory_)
+        .buffer(kSumsBuffer, metal::output_data(name_, gradient_))
         .run({static_cast<uint32_t>((args_.width + kSumColumns - 1) / kSumColumns)}, {kSumColumns, kSumShares});
   }
 

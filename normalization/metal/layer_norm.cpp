@@ -29,17 +29,17 @@ void launch_layer_norm(const LayerNormCall& call) {
     const LayerNormArgs args = args_of(call);
     const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget);
     metal::Launch launch(instance_of("layer_norm", dtype_of(*call.input), plan));
-    launch.constant(0, is_float32(call.gamma))
-        .constant(1, call.beta != nullptr)
-        .constant(2, is_float32(call.beta))
-        .constant(3, call.residual != nullptr)
-        .bytes(0, args)
-        .buffer(1, gamma)
-        .buffer(2, beta)
-        .buffer(3, input)
-        .buffer(4, residual)
-        .buffer(5, output)
-        .buffer(6, sum);
+    launch.constant(kGammaIsFloatConstant, is_float32(call.gamma))
+        .constant(kHasBetaConstant, call.beta != nullptr)
+        .constant(kBetaIsFloatConstant, is_float32(call.beta))
+        .constant(kAddsResidualConstant, call.residual != nullptr)
+        .bytes(kArgsBuffer, args)
+        .buffer(kGammaBuffer, gamma)
+        .buffer(kBetaBuffer, beta)
+        .buffer(kInputBuffer, input)
+        .buffer(kResidualBuffer, residual)
+        .buffer(kOutputBuffer, output)
+        .buffer(kSumBuffer, sum);
     run_rows(launch, plan);
   });
 }
@@ -62,19 +62,19 @@ void launch_layer_norm_backward(const LayerNormBackwardCall& call) {
     const Partials gamma_partials("grad_gamma", call.grad_gamma, *call.input, plan, args.width);
     const Partials beta_partials("grad_beta", call.grad_beta, *call.input, plan, args.width);
     metal::Launch launch(instance_of("layer_norm_backward", dtype_of(*call.input), plan));
-    launch.constant(0, is_float32(call.gamma))
-        .constant(4, call.grad_sum != nullptr)
-        .constant(5, call.grad_input != nullptr)
-        .constant(6, call.grad_gamma != nullptr)
-        .constant(7, call.grad_beta != nullptr)
-        .bytes(0, args)
-        .buffer(1, gamma)
-        .buffer(2, grad)
-        .buffer(3, grad_sum)
-        .buffer(4, input)
-        .buffer(5, grad_input)
-        .buffer(6, gamma_partials.memory())
-        .buffer(7, beta_partials.memory());
+    launch.constant(kGammaIsFloatConstant, is_float32(call.gamma))
+        .constant(kAddsGradSumConstant, call.grad_sum != nullptr)
+        .constant(kWantsInputConstant, call.grad_input != nullptr)
+        .constant(kWantsGammaConstant, call.grad_gamma != nullptr)
+        .constant(kWantsBetaConstant, call.grad_beta != nullptr)
+        .bytes(kArgsBuffer, args)
+        .buffer(kGammaBuffer, gamma)
+        .buffer(kGradBuffer, grad)
+        .buffer(kGradSumBuffer, grad_sum)
+        .buffer(kInputBuffer, input)
+        .buffer(kGradInputBuffer, grad_input)
+        .buffer(kGammaPartialsBuffer, gamma_partials.memory())
+        .buffer(kBetaPartialsBuffer, beta_partials.memory());
     run_rows(launch, plan);
     gamma_partials.sum();
     beta_partials.sum();

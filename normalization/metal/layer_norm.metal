@@ -6,14 +6,14 @@
 using namespace metal;
 using namespace rudnn;
 
-constant bool kGammaIsFloat [[function_constant(0)]];
-constant bool kHasBeta [[function_constant(1)]];
-constant bool kBetaIsFloat [[function_constant(2)]];
-constant bool kAddsResidual [[function_constant(3)]];  // x = input + residual, rounded to T
-constant bool kAddsGradSum [[function_constant(4)]];
-constant bool kWantsInput [[function_constant(5)]];
-constant bool kWantsGamma [[function_constant(6)]];
-constant bool kWantsBeta [[function_constant(7)]];
+constant bool kGammaIsFloat [[function_constant(kGammaIsFloatConstant)]];
+constant bool kHasBeta [[function_constant(kHasBetaConstant)]];
+constant bool kBetaIsFloat [[function_constant(kBetaIsFloatConstant)]];
+constant bool kAddsResidual [[function_constant(kAddsResidualConstant)]];  // x = input + residual, rounded to T
+constant bool kAddsGradSum [[function_constant(kAddsGradSumConstant)]];
+constant bool kWantsInput [[function_constant(kWantsInputConstant)]];
+constant bool kWantsGamma [[function_constant(kWantsGammaConstant)]];
+constant bool kWantsBeta [[function_constant(kWantsBetaConstant)]];
 
 // Of a row multiplied by `factor`. The mean is in two parts, so that no digit of a deviation is lost to a large mean:
 // x - mean = (x - centre) - correction.
@@ -70,13 +70,14 @@ struct LayerMeasure {
 
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void layer_norm(
-    constant LayerNormArgs& args [[buffer(0)]], device const void* gamma [[buffer(1)]],
-    device const void* beta [[buffer(2), function_constant(kHasBeta)]], device const T* input [[buffer(3)]],
-    device const T* residual [[buffer(4), function_constant(kAddsResidual)]], device T* output [[buffer(5)]],
-    device T* sum [[buffer(6), function_constant(kAddsResidual)]], uint group [[threadgroup_position_in_grid]],
-    uint groups [[threadgroups_per_grid]], uint index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    constant LayerNormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
+    device const void* beta [[buffer(kBetaBuffer), function_constant(kHasBeta)]],
+    device const T* input [[buffer(kInputBuffer)]],
+    device const T* residual [[buffer(kResidualBuffer), function_constant(kAddsResidual)]],
+    device T* output [[buffer(kOutputBuffer)]], device T* sum [[buffer(kSumBuffer), function_constant(kAddsResidual)]],
+    uint group [[threadgroup_position_in_grid]], uint groups [[threadgroups_per_grid]],
+    uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   using Floats = typename Shape::Floats;
   threadgroup float4 partial[kMostSimdgroups];
   const Team team = team_of<Shape>(group, groups, index, threads, lane, simdgroup, partial);
@@ -137,11 +138,13 @@ struct LayerBackwardMeasure {
 // (d - mean(d) - n * mean(d * n)) / sqrt(variance(x) + epsilon).
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void layer_norm_backward(
-    constant LayerNormArgs& args [[buffer(0)]], device const void* gamma [[buffer(1)]],
-    device const T* grads [[buffer(2)]], device const T* grad_sum [[buffer(3), function_constant(kAddsGradSum)]],
-    device const T* input [[buffer(4)]], device T* grad_input [[buffer(5), function_constant(kWantsInput)]],
-    device float* gamma_partials [[buffer(6), function_constant(kWantsGamma)]],
-    device float* beta_partials [[buffer(7), function_constant(kWantsBeta)]],
+    constant LayerNormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
+    device const T* grads [[buffer(kGradBuffer)]],
+    device const T* grad_sum [[buffer(kGradSumBuffer), function_constant(kAddsGradSum)]],
+    device const T* input [[buffer(kInputBuffer)]],
+    device T* grad_input [[buffer(kGradInputBuffer), function_constant(kWantsInput)]],
+    device float* gamma_partials [[buffer(kGammaPartialsBuffer), function_constant(kWantsGamma)]],
+    device float* beta_partials [[buffer(kBetaPartialsBuffer), function_constant(kWantsBeta)]],
     uint group [[threadgroup_position_in_grid]], uint groups [[threadgroups_per_grid]],
     uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {

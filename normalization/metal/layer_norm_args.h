@@ -12,4 +12,30 @@ struct LayerNormArgs {
   float root_epsilon;  // its square root
 };
 
+// Indices of [[buffer]] and [[function_constant]].
+enum LayerNormBuffer : int {
+  kArgsBuffer,
+  kGammaBuffer,
+  kBetaBuffer,
+  kInputBuffer,
+  kResidualBuffer,
+  kOutputBuffer,
+  kSumBuffer,
+  kGradBuffer,
+  kGradSumBuffer,
+  kGradInputBuffer,
+  kGammaPartialsBuffer,
+  kBetaPartialsBuffer
+};
+enum LayerNormConstant : int {
+  kGammaIsFloatConstant,
+  kHasBetaConstant,
+  kBetaIsFloatConstant,
+  kAddsResidualConstant,
+  kAddsGradSumConstant,
+  kWantsInputConstant,
+  kWantsGammaConstant,
+  kWantsBetaConstant
+};
+
 }  // namespace rudnn

@@ -7,8 +7,9 @@ using namespace rudnn;
 
 // sums [width] = partials [count, width] summed over the first axis. The kSumColumns x kSumShares threads of a
 // threadgroup share out the rows of kSumColumns columns.
-[[kernel]] void sum_partials(constant ParameterSumsArgs& args [[buffer(0)]], device const float* partials [[buffer(1)]],
-                             device float* sums [[buffer(2)]], uint2 group [[threadgroup_position_in_grid]],
+[[kernel]] void sum_partials(constant ParameterSumsArgs& args [[buffer(kSumsArgsBuffer)]],
+                             device const float* partials [[buffer(kPartialsBuffer)]],
+                             device float* sums [[buffer(kSumsBuffer)]], uint2 group [[threadgroup_position_in_grid]],
                              uint2 position [[thread_position_in_threadgroup]]) {
   threadgroup CompensatedSum shares[kSumShares][kSumColumns];
   const long column = long(group.x) * kSumColumns + position.x;

@@ -10,4 +10,7 @@ struct ParameterSumsArgs {
   int64_t width;
 };
 
+// Indices of [[buffer]].
+enum ParameterSumsBuffer : int { kSumsArgsBuffer, kPartialsBuffer, kSumsBuffer };
+
 }  // namespace rudnn

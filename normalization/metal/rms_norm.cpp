@@ -21,10 +21,10 @@ RmsNormArgs args_of(const Call& call) {
 template <class Call>
 metal::Launch launch_of(const std::string& kernel, const Call& call) {
   metal::Launch launch(kernel);
-  launch.bytes(0, args_of(call))
-      .constant(0, is_float32(call.gamma))
-      .constant(1, call.gate != nullptr)
-      .constant(2, call.activation == GateActivation::kSigmoid);
+  launch.bytes(kArgsBuffer, args_of(call))
+      .constant(kGammaIsFloatConstant, is_float32(call.gamma))
+      .constant(kGatedConstant, call.gate != nullptr)
+      .constant(kSigmoidConstant, call.activation == GateActivation::kSigmoid);
   return launch;
 }
 
@@ -41,13 +41,13 @@ void launch_rms_norm(const RmsNormCall& call) {
     const RmsNormArgs args = args_of(call);
     const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget);
     metal::Launch launch = launch_of(instance_of("rms_norm", dtype_of(*call.input), plan), call);
-    launch.constant(3, call.residual != nullptr)
-        .buffer(1, gamma)
-        .buffer(2, input)
-        .buffer(3, residual)
-        .buffer(4, gate)
-        .buffer(5, output)
-        .buffer(6, sum);
+    launch.constant(kAddsResidualConstant, call.residual != nullptr)
+        .buffer(kGammaBuffer, gamma)
+        .buffer(kInputBuffer, input)
+        .buffer(kResidualBuffer, residual)
+        .buffer(kGateBuffer, gate)
+        .buffer(kOutputBuffer, output)
+        .buffer(kSumBuffer, sum);
     run_rows(launch, plan);
   });
 }
@@ -67,18 +67,18 @@ void launch_rms_norm_backward(const RmsNormBackwardCall& call) {
     const RowPlan plan = plan_of(args.rows, args.width, kBackwardBudget);
     const Partials gamma_partials("grad_gamma", call.grad_gamma, *call.input, plan, args.width);
     metal::Launch launch = launch_of(instance_of("rms_norm_backward", dtype_of(*call.input), plan), call);
-    launch.constant(4, call.grad_sum != nullptr)
-        .constant(5, call.grad_input != nullptr)
-        .constant(6, call.grad_gate != nullptr)
-        .constant(7, call.grad_gamma != nullptr)
-        .buffer(1, gamma)
-        .buffer(2, grad)
-        .buffer(3, grad_sum)
-        .buffer(4, input)
-        .buffer(5, gate)
-        .buffer(6, grad_input)
-        .buffer(7, grad_gate)
-        .buffer(8, gamma_partials.memory());
+    launch.constant(kAddsGradSumConstant, call.grad_sum != nullptr)
+        .constant(kWantsInputConstant, call.grad_input != nullptr)
+        .constant(kWantsGateConstant, call.grad_gate != nullptr)
+        .constant(kWantsGammaConstant, call.grad_gamma != nullptr)
+        .buffer(kGammaBuffer, gamma)
+        .buffer(kGradBuffer, grad)
+        .buffer(kGradSumBuffer, grad_sum)
+        .buffer(kInputBuffer, input)
+        .buffer(kGateBuffer, gate)
+        .buffer(kGradInputBuffer, grad_input)
+        .buffer(kGradGateBuffer, grad_gate)
+        .buffer(kGammaPartialsBuffer, gamma_partials.memory());
     run_rows(launch, plan);
     gamma_partials.sum();
   });

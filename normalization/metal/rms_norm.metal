@@ -7,14 +7,14 @@
 using namespace metal;
 using namespace rudnn;
 
-constant bool kGammaIsFloat [[function_constant(0)]];
-constant bool kGated [[function_constant(1)]];
-constant bool kSigmoid [[function_constant(2)]];       // else silu
-constant bool kAddsResidual [[function_constant(3)]];  // x = input + residual, rounded to T
-constant bool kAddsGradSum [[function_constant(4)]];
-constant bool kWantsInput [[function_constant(5)]];
-constant bool kWantsGate [[function_constant(6)]];
-constant bool kWantsGamma [[function_constant(7)]];
+constant bool kGammaIsFloat [[function_constant(kGammaIsFloatConstant)]];
+constant bool kGated [[function_constant(kGatedConstant)]];
+constant bool kSigmoid [[function_constant(kSigmoidConstant)]];            // else silu
+constant bool kAddsResidual [[function_constant(kAddsResidualConstant)]];  // x = input + residual, rounded to T
+constant bool kAddsGradSum [[function_constant(kAddsGradSumConstant)]];
+constant bool kWantsInput [[function_constant(kWantsInputConstant)]];
+constant bool kWantsGate [[function_constant(kWantsGateConstant)]];
+constant bool kWantsGamma [[function_constant(kWantsGammaConstant)]];
 
 template <typename Floats>
 struct Activation {
@@ -57,10 +57,11 @@ struct RmsMeasure {
 
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void rms_norm(
-    constant RmsNormArgs& args [[buffer(0)]], device const void* gamma [[buffer(1)]],
-    device const T* input [[buffer(2)]], device const T* residual [[buffer(3), function_constant(kAddsResidual)]],
-    device const T* gate [[buffer(4), function_constant(kGated)]], device T* output [[buffer(5)]],
-    device T* sum [[buffer(6), function_constant(kAddsResidual)]], uint group [[threadgroup_position_in_grid]],
+    constant RmsNormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
+    device const T* input [[buffer(kInputBuffer)]],
+    device const T* residual [[buffer(kResidualBuffer), function_constant(kAddsResidual)]],
+    device const T* gate [[buffer(kGateBuffer), function_constant(kGated)]], device T* output [[buffer(kOutputBuffer)]],
+    device T* sum [[buffer(kSumBuffer), function_constant(kAddsResidual)]], uint group [[threadgroup_position_in_grid]],
     uint groups [[threadgroups_per_grid]], uint index [[thread_index_in_threadgroup]],
     uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
@@ -120,12 +121,14 @@ struct RmsBackwardMeasure {
 // (d - n * mean(d * n)) / sqrt(mean(x^2) + epsilon).
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void rms_norm_backward(
-    constant RmsNormArgs& args [[buffer(0)]], device const void* gamma [[buffer(1)]],
-    device const T* grads [[buffer(2)]], device const T* grad_sum [[buffer(3), function_constant(kAddsGradSum)]],
-    device const T* input [[buffer(4)]], device const T* gate [[buffer(5), function_constant(kGated)]],
-    device T* grad_input [[buffer(6), function_constant(kWantsInput)]],
-    device T* grad_gate [[buffer(7), function_constant(kWantsGate)]],
-    device float* gamma_partials [[buffer(8), function_constant(kWantsGamma)]],
+    constant RmsNormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
+    device const T* grads [[buffer(kGradBuffer)]],
+    device const T* grad_sum [[buffer(kGradSumBuffer), function_constant(kAddsGradSum)]],
+    device const T* input [[buffer(kInputBuffer)]],
+    device const T* gate [[buffer(kGateBuffer), function_constant(kGated)]],
+    device T* grad_input [[buffer(kGradInputBuffer), function_constant(kWantsInput)]],
+    device T* grad_gate [[buffer(kGradGateBuffer), function_constant(kWantsGate)]],
+    device float* gamma_partials [[buffer(kGammaPartialsBuffer), function_constant(kWantsGamma)]],
     uint group [[threadgroup_position_in_grid]], uint groups [[threadgroups_per_grid]],
     uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
     uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {

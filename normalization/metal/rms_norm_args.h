@@ -13,4 +13,30 @@ struct RmsNormArgs {
   float gamma_offset;  // 1 for zero-centred parameters
 };
 
+// Indices of [[buffer]] and [[function_constant]].
+enum RmsNormBuffer : int {
+  kArgsBuffer,
+  kGammaBuffer,
+  kInputBuffer,
+  kResidualBuffer,
+  kGateBuffer,
+  kOutputBuffer,
+  kSumBuffer,
+  kGradBuffer,
+  kGradSumBuffer,
+  kGradInputBuffer,
+  kGradGateBuffer,
+  kGammaPartialsBuffer
+};
+enum RmsNormConstant : int {
+  kGammaIsFloatConstant,
+  kGatedConstant,
+  kSigmoidConstant,
+  kAddsResidualConstant,
+  kAddsGradSumConstant,
+  kWantsInputConstant,
+  kWantsGateConstant,
+  kWantsGammaConstant
+};
+
 }  // namespace rudnn

@@ -12,7 +12,7 @@ void launch_softmax_last_axis(const Tensor& input, const Tensor& output) {
     const metal::Memory y = metal::output_data("output", &output);
     const RowPlan plan = plan_rows(args.rows, args.width, kForwardBudget);
     const std::string kernel = instance_of("softmax_last_axis", dtype_of(input), plan);
-    run_rows(metal::Launch(kernel).bytes(0, args).buffer(1, x).buffer(2, y), plan);
+    run_rows(metal::Launch(kernel).bytes(kArgsBuffer, args).buffer(kInputBuffer, x).buffer(kOutputBuffer, y), plan);
   });
 }
 
@@ -24,7 +24,12 @@ void launch_softmax_last_axis_backward(const Tensor& grad, const Tensor& output,
     const metal::Memory result = metal::output_data("grad_input", &grad_input);
     const RowPlan plan = plan_rows(args.rows, args.width, kBackwardBudget);
     const std::string kernel = instance_of("softmax_last_axis_backward", dtype_of(output), plan);
-    run_rows(metal::Launch(kernel).bytes(0, args).buffer(1, grads).buffer(2, y).buffer(3, result), plan);
+    run_rows(metal::Launch(kernel)
+                 .bytes(kArgsBuffer, args)
+                 .buffer(kGradBuffer, grads)
+                 .buffer(kOutputBuffer, y)
+                 .buffer(kGradInputBuffer, result),
+             plan);
   });
 }
 

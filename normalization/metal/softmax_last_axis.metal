@@ -7,10 +7,11 @@ using namespace rudnn;
 
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void softmax_last_axis(
-    constant SoftmaxArgs& args [[buffer(0)]], device const T* input [[buffer(1)]], device T* output [[buffer(2)]],
-    uint group [[threadgroup_position_in_grid]], uint groups [[threadgroups_per_grid]],
-    uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    constant SoftmaxArgs& args [[buffer(kArgsBuffer)]], device const T* input [[buffer(kInputBuffer)]],
+    device T* output [[buffer(kOutputBuffer)]], uint group [[threadgroup_position_in_grid]],
+    uint groups [[threadgroups_per_grid]], uint index [[thread_index_in_threadgroup]],
+    uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   using Floats = typename Shape::Floats;
   threadgroup float4 partial[kMostSimdgroups];
   const Team team = team_of<Shape>(group, groups, index, threads, lane, simdgroup, partial);
@@ -38,11 +39,11 @@ template <typename T, typename Shape>
 // The gradient of x is y * (grad - sum(grad * y)).
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void softmax_last_axis_backward(
-    constant SoftmaxArgs& args [[buffer(0)]], device const T* grads [[buffer(1)]], device const T* output [[buffer(2)]],
-    device T* grad_input [[buffer(3)]], uint group [[threadgroup_position_in_grid]],
-    uint groups [[threadgroups_per_grid]], uint index [[thread_index_in_threadgroup]],
-    uint threads [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    constant SoftmaxArgs& args [[buffer(kArgsBuffer)]], device const T* grads [[buffer(kGradBuffer)]],
+    device const T* output [[buffer(kOutputBuffer)]], device T* grad_input [[buffer(kGradInputBuffer)]],
+    uint group [[threadgroup_position_in_grid]], uint groups [[threadgroups_per_grid]],
+    uint index [[thread_index_in_threadgroup]], uint threads [[threads_per_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   using Floats = typename Shape::Floats;
   threadgroup float4 partial[kMostSimdgroups];
   const Team team = team_of<Shape>(group, groups, index, threads, lane, simdgroup, partial);

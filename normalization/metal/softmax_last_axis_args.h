@@ -10,4 +10,7 @@ struct SoftmaxArgs {
   int64_t width;  // elements of a row, which are contiguous, as are the rows
 };
 
+// Indices of [[buffer]].
+enum SoftmaxBuffer : int { kArgsBuffer, kInputBuffer, kOutputBuffer, kGradBuffer, kGradInputBuffer };
+
 }  // namespace rudnn

@@ -10,12 +10,12 @@ from pathlib import Path
 from simt.metal import shader as shaders
 
 HERE = Path(__file__).resolve().parent
-BUFFER = r"\[\[\s*buffer\s*\(\s*(\d+)\s*\)\s*(?:,\s*function_constant\s*\(\s*(\w+)\s*\)\s*)?\]\]"
+BUFFER = r"\[\[\s*buffer\s*\(\s*(\w+)\s*\)\s*(?:,\s*function_constant\s*\(\s*(\w+)\s*\)\s*)?\]\]"
 MEMORY = {"buffer": "buffer", "threadgroup": "threadgroup_memory"}  # functions of simt::metal::Bindings
 
 
 def _argument(shader: shaders.Shader, kernel: shaders.Kernel, parameter: str) -> str:
-    attribute = re.search(r"\[\[\s*(\w+)\s*(?:\(\s*(\d+)\s*\))?\s*[,\]]", parameter)
+    attribute = re.search(r"\[\[\s*(\w+)\s*(?:\(\s*(\w+)\s*\))?\s*[,\]]", parameter)
     if not attribute:
         raise ValueError(f"{shader.path}:{kernel.line}: parameter without attribute in {kernel.name}: {parameter}")
     if attribute[1] in MEMORY:

@@ -16,7 +16,7 @@ INSTANCE = (
     r"(?:void|decltype\s*\([^;]*?>\s*\))\s+(?P<kernel>\w+)\s*<(?P<arguments>[^;]*?)>\s*(?:\([^;]*\))?\s*;"
 )
 MOST_THREADS = r"\bmax_total_threads_per_threadgroup\s*\(([^()]*)\)"
-CONSTANT = r"\bconstant(\s+\w+\s+(\w+)\s*)\[\[\s*function_constant\((\d+)\)\s*\]\]"
+CONSTANT = r"\bconstant(\s+\w+\s+(\w+)\s*)\[\[\s*function_constant\(\s*(\w+)\s*\)\s*\]\]"
 # A variable of threadgroup memory: a declaration that starts a statement and is no pointer or reference.
 THREADGROUP = r"(^[ \t]*|[;{}]\s*)threadgroup(\s+)([\w:<>, ]+?)(\s+)(\w+)(\s*)"
 THREADGROUP_VARIABLE = THREADGROUP + r"((?:\[[^\];]*\]\s*)*);"
@@ -30,7 +30,7 @@ class Kernel:
     parameters: list[str]  # text of each
     line: int
     most_threads: str | None  # of a threadgroup, an expression
-    constants: list[tuple[str, str]] = field(default_factory=list)  # name, index; those that its code names
+    constants: list[tuple[str, str]] = field(default_factory=list)  # name, index as written; those that its code names
 
 
 @dataclass

@@ -67,12 +67,13 @@ kernel void past_threadgroup_memory(device float* y [[buffer(0)]], device const 
   y[i] = tile[kFault ? i + 4 : i];
 }
 
-constant uint kStep [[function_constant(1)]];
+enum DemandingIndex : int { kOutputBuffer = 0, kStepConstant = 1 };
+constant uint kStep [[function_constant(kStepConstant)]];
 
 inline float stepped(uint i) { return float(i * kStep); }
 
 // Launched right with a value for kStep of its type, 32 threads at most, and a buffer.
-[[kernel, max_total_threads_per_threadgroup(32)]] void demanding(device float* y [[buffer(0)]],
+[[kernel, max_total_threads_per_threadgroup(32)]] void demanding(device float* y [[buffer(kOutputBuffer)]],
                                                                  uint i [[thread_index_in_threadgroup]]) {
   y[i] = stepped(i);
 }
