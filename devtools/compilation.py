@@ -66,7 +66,7 @@ def _add_rules(file: NinjaFile) -> None:
     )
     file.rule(
         "translate_metal",
-        f"cd {_command([str(ROOT)])} && {_command([sys.executable])} -m simt.metal.prepass $in $out",
+        f"cd {_command([str(ROOT)])} && {_command([sys.executable])} -m simt.metal.prepass $in $out $include",
         description="translate $name",
     )
 
@@ -149,8 +149,12 @@ def _add_cuda(file: NinjaFile, variant: Variant, component: Component, unit: str
 def _add_shader(file: NinjaFile, variant: Variant, component: Component, unit: str) -> Path:
     source = variant.family.directory / unit
     translated = variant.host_objects / f"{unit}.cpp"
-    variables = {"name": _name(variant, unit, variant.profile.host)}
-    file.build(translated, "translate_metal", [source], implicit=toolchain.PREPASS_SOURCES, variables=variables)
+    folders = [str(variant.family.directory / path) for path in component.include]
+    variables = {"name": _name(variant, unit, variant.profile.host), "include": _command(folders)}
+    # The macros of headers are expanded.
+    headers = [variant.family.directory / path for path in component.sources if path.endswith(".h")]
+    implicit = [*toolchain.PREPASS_SOURCES, *headers]
+    file.build(translated, "translate_metal", [source], implicit=implicit, variables=variables)
     output = variant.objects / f"{unit}.o"
     # Its neighbours are included by their bare names, and the translation lies elsewhere.
     flags = [*_kernel_flags(variant, component), *toolchain.SHADER, "-iquote", str(source.parent)]

@@ -201,3 +201,13 @@ inline auto measure_in_range(thread const Row<T, Shape>& row, Team team, long wi
 }
 
 }  // namespace rudnn
+
+// The instances of a kernel for rows of T: each way to share out a row, by the name that launchers ask for. `vectors`
+// and `elements` are what a thread keeps.
+#define INSTANCE(name, function, ...) \
+  template [[host_name(#name)]] [[kernel]] decltype(function<__VA_ARGS__>) function<__VA_ARGS__>;
+#define INSTANCES(function, T, vectors, elements)                                                   \
+  INSTANCE(function##_##T##_x4_simdgroup, function, T, RowShape<kVectorElements, vectors, true>)    \
+  INSTANCE(function##_##T##_x4_threadgroup, function, T, RowShape<kVectorElements, vectors, false>) \
+  INSTANCE(function##_##T##_x1_simdgroup, function, T, RowShape<1, elements, true>)                 \
+  INSTANCE(function##_##T##_x1_threadgroup, function, T, RowShape<1, elements, false>)

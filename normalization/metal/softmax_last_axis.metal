@@ -65,13 +65,6 @@ template <typename T, typename Shape>
   }
 }
 
-#define INSTANCE(name, function, ...) \
-  template [[host_name(#name)]] [[kernel]] decltype(function<__VA_ARGS__>) function<__VA_ARGS__>;
-#define INSTANCES(function, T, vectors, elements)                                                   \
-  INSTANCE(function##_##T##_x4_simdgroup, function, T, RowShape<kVectorElements, vectors, true>)    \
-  INSTANCE(function##_##T##_x4_threadgroup, function, T, RowShape<kVectorElements, vectors, false>) \
-  INSTANCE(function##_##T##_x1_simdgroup, function, T, RowShape<1, elements, true>)                 \
-  INSTANCE(function##_##T##_x1_threadgroup, function, T, RowShape<1, elements, false>)
 INSTANCES(softmax_last_axis, float, kForwardVectors, kForwardElements)
 INSTANCES(softmax_last_axis, half, kForwardVectors, kForwardElements)
 INSTANCES(softmax_last_axis, bfloat, kForwardVectors, kForwardElements)

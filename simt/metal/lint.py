@@ -38,7 +38,7 @@ def lint(path: Path, text: str | None = None, include: Sequence[Path] = ()) -> l
         text: What to read instead of the file.
         include: Directories of its headers, besides the repository.
     """
-    shader = shaders.parse(path, text)
+    shader = shaders.parse(path, text, include)
     instances = [_explicit_instance(shader, i) for i in shader.instances if i.arguments]
     folders = [f"-I{folder}" for folder in (HERE / "lint", HERE.parent.parent, *include)]
     source = "\n".join([shader.text, *instances]) + "\n"

@@ -1,10 +1,11 @@
-"""Translates a Metal shader to C++ for the bench: python -m simt.metal.prepass shader.metal shader.cpp.
+"""Translates a Metal shader to C++ for the bench: python -m simt.metal.prepass shader.metal shader.cpp [include ...].
 
 Attributes become the arguments of each kernel, which the code below the shader calls.
 """
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from simt.metal import shader as shaders
@@ -29,9 +30,9 @@ def _buffers(kernel: shaders.Kernel) -> str:
     return ", ".join(f"{{{found[1]}, {'&' + found[2] if found[2] else 'nullptr'}}}" for found in attributes if found)
 
 
-def translate(path: str | Path, text: str | None = None) -> str:
-    """Returns C++ source that registers the shader's kernels when it is loaded."""
-    shader = shaders.parse(path, text)
+def translate(path: str | Path, text: str | None = None, include: Sequence[Path] = ()) -> str:
+    """Returns C++ source that registers the shader's kernels when it is loaded; the arguments are those of parse."""
+    shader = shaders.parse(path, text, include)
     lines = [shader.text, f'#line 1 "{HERE}/kernel table"']
     for instance in shader.instances:
         function = instance.kernel + (f"<{instance.arguments}>" if instance.arguments else "")
@@ -51,4 +52,4 @@ def translate(path: str | Path, text: str | None = None) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(translate(sys.argv[1]))
+    Path(sys.argv[2]).write_text(translate(sys.argv[1], include=[Path(folder) for folder in sys.argv[3:]]))

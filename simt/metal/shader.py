@@ -1,14 +1,16 @@
 """What the pre-pass and the lint read from a Metal shader: its kernels, their instances and function constants.
 
-Macros of the shader itself are expanded first, so an instance may be written by one; includes are left alone. Line
-numbers survive every step.
+Macros of the shader and of the project's headers are expanded first, so an instance may be written by one; includes are
+left alone. Line numbers survive every step.
 """
 
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
 ATTRIBUTE = r"\[\[(?:[^\[\]]|\[[^\]]*\])*\]\]"
 KERNEL = rf"(?:{ATTRIBUTE}\s*)?(?:\[\[\s*kernel\s*(?:,[^\]]*)?\]\]|\bkernel\b)\s*void\s+(\w+)\s*\("
 INSTANCE = (
@@ -71,15 +73,21 @@ def _parameters(text: str, start: int) -> list[str]:
     raise ValueError(f"no bracket closes ({text[start : start + 40]!r}")
 
 
-def _expand_macros(path: str | Path, text: str) -> str:
-    """Returns the text with its own macros expanded and comments removed, and its includes as they were."""
+def _expand_macros(path: str | Path, text: str, include: Sequence[Path]) -> str:
+    """Returns the text with macros expanded, its own and those of "..." includes, without comments; includes stay."""
     text = re.sub(r"^([ \t]*#[ \t]*include\s*)<metal_\w+>", r"\1<metal_stdlib>", text, flags=re.M)  # has all parts
     hidden = re.sub(r"^[ \t]*#[ \t]*include\b", "#pragma simt_include", text, flags=re.M)
-    command = ["g++", "-E", "-undef", "-nostdinc", "-x", "c++", "-D__METAL_VERSION__=400", "-"]
+    folders = [HERE / "include", HERE.parent.parent, Path(path).parent, *include]
+    command = ["g++", "-E", "-undef", "-nostdinc", "-x", "c++", "-D__METAL_VERSION__=400", "-DSIMT_MACROS_ALONE"]
+    command += [f"-I{folder}" for folder in folders]
+    for header in re.findall(r'^[ \t]*#[ \t]*include\s*"([^"]+)"', text, re.M):
+        command += ["-imacros", header]
+    command.append("-")
     done = subprocess.run(command, input=hidden, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"{path}: {done.stderr}")
-    expanded = re.sub(r'^# ([1-9]\d*) "<stdin>".*$', rf'#line \1 "{path}"', done.stdout, flags=re.M)
+    own = done.stdout[done.stdout.index('\n# 1 "<stdin>"\n') :]  # pragmas and empty lines of the headers come first
+    expanded = re.sub(r'^# ([1-9]\d*) "<stdin>".*$', rf'#line \1 "{path}"', own, flags=re.M)
     expanded = re.sub(r'^# \d+ "<.*$', "", expanded, flags=re.M)
     return expanded.replace("#pragma simt_include", "#include")
 
@@ -116,9 +124,15 @@ def _reachable(kernel: Kernel, words: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def parse(path: str | Path, text: str | None = None) -> Shader:
-    """Reads a shader, from `text` if given; `path` names it in messages and #line directives."""
-    text = _expand_macros(path, Path(path).read_text() if text is None else text)
+def parse(path: str | Path, text: str | None = None, include: Sequence[Path] = ()) -> Shader:
+    """Reads a shader, from `text` if given; `path` names it in messages and #line directives.
+
+    Args:
+        path: The shader.
+        text: What to read instead of the file.
+        include: Directories of its headers, besides its own and the repository.
+    """
+    text = _expand_macros(path, Path(path).read_text() if text is None else text, include)
     shader = Shader(Path(path), text)
     for match in re.finditer(INSTANCE, text, re.S):
         line = _line_at(text, match.start())

@@ -206,6 +206,19 @@ def test_prepass_keeps_lines_and_names_a_bare_parameter():
     assert "y[i] = 1;" in lines[start + 1 + 5 - number]
 
 
+def test_prepass_expands_the_macros_of_headers(tmp_path):
+    (tmp_path / "instances.h").write_text(
+        "#pragma once\n#include <metal_stdlib>\n#ifdef __METAL_VERSION__\n"
+        "#define INSTANCE(T) template [[host_name(#T)]] [[kernel]] decltype(f<T>) f<T>;\n#endif\n"
+    )
+    text = '#include "instances.h"\ntemplate <typename T>\n'
+    text += "[[kernel]] void f(device T* y [[buffer(0)]]) { y[0] = T(1); }\nINSTANCE(float)\n"
+    shader_path = tmp_path / "instances.metal"
+    shader_path.write_text(text)
+    (instance,) = shader.parse(shader_path, include=[tmp_path]).instances
+    assert (instance.host_name, instance.arguments, instance.line) == ("float", "float", 4)
+
+
 @pytest.mark.parametrize("declaration", ["threadgroup float a[2], b[2];", "threadgroup int a = 0;"])
 def test_prepass_refuses_threadgroup_variables_that_it_would_lose(declaration):
     text = "kernel void f(device int* y [[buffer(0)]]) {\n  " + declaration + "\n}\n"
