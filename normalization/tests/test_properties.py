@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import assert_close_to_exact
+from conftest import assert_close_to_exact, flushes_subnormals
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operations import BF16, F16, F32, OPERATIONS, check_forward, check_gradients, for_each
@@ -51,7 +51,8 @@ def test_gradients(kernel, device, operation, shape, dtypes, epsilon, seed):
 def test_any_magnitude(kernel, device, operation, data, width, seed):
     """Rows of any scale that float32 holds, each judged on its own."""
     inputs = operation.inputs((4, width), device=device, seed=seed)
-    exponents = data.draw(st.lists(st.integers(-37, 37), min_size=4, max_size=4))
+    least = -31 if flushes_subnormals(device) else -37  # an element that counts beside its row's largest is normal
+    exponents = data.draw(st.lists(st.integers(least, 37), min_size=4, max_size=4))
     scales = torch.tensor([10.0**exponent for exponent in exponents], device=device)[:, None]
     inputs["input"] = inputs["input"].clamp(-3, 3) * scales
     if "residual" in inputs:
