@@ -59,6 +59,11 @@ class Family:
         return str(self.config["general"]["hub"]["repo-id"])
 
     @property
+    def version(self) -> int:
+        """The kernel's version, within which nothing changes that a caller relies on."""
+        return int(self.config["general"]["version"])
+
+    @property
     def python_name(self) -> str:
         """The Python module's name, such as rudnn_moe."""
         return self.name.replace("-", "_")

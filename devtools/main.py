@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from devtools import environment
-from devtools.commands import bench, build, demo, gpu, lint, perf_static, test, vendor
+from devtools.commands import bench, build, demo, gpu, lint, perf_static, release, test, vendor
 from devtools.errors import Failure
 
 COMMANDS = {
@@ -16,6 +16,7 @@ COMMANDS = {
     "perf-static": perf_static,
     "lint": lint,
     "vendor": vendor,
+    "release": release,
 }
 
 

@@ -106,8 +106,8 @@ def build(families: Sequence[Family], profile: "Profile | None" = None, *, partl
     from devtools.variant import CPU, PROFILES, Variant
 
     profile = profile or CPU
-    if missing := _missing(profile):
-        raise Failure(missing)
+    if reason := missing(profile):
+        raise Failure(reason)
     with_sources = [family for family in families if profile.backend in family.backends]
     without = [family.title for family in families if family not in with_sources]
     if without and not (partly and with_sources):
@@ -135,7 +135,7 @@ def build(families: Sequence[Family], profile: "Profile | None" = None, *, partl
             print(f"built {variant.directory} ({variant.id})")
 
 
-def _missing(profile: "Profile") -> str | None:
+def missing(profile: "Profile") -> str | None:
     """Returns why this machine cannot build a profile, or None."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
@@ -153,7 +153,7 @@ def _is_sound(variant: "Variant") -> bool:
     from devtools import configuration
 
     family, profile = variant.family, variant.profile
-    if profile.backend not in family.backends or _missing(profile):
+    if profile.backend not in family.backends or missing(profile):
         return False
     try:
         configuration.validate(family)
