@@ -23,22 +23,29 @@ ONE_CALL = {
 GUARD = """
 import os, sys
 
-def guard(event, arguments, writable=os.path.realpath(os.environ["TEST_WRITABLE"]), os=os):
+def guard(event, arguments, writable=os.path.realpath(os.environ["TEST_WRITABLE"]), hub=os.environ["TEST_HUB"], os=os):
     if event.startswith("socket.") and event.split(".")[1] in ("connect", "sendto", "getaddrinfo", "gethostbyname"):
-        end(f"network: {event} {arguments[1:]}")
+        place = arguments[1] if event == "socket.connect" else arguments[:2]
+        if not hub or ":".join(map(str, place)) != hub:
+            end(f"network: {event} {arguments[1:]}")
     if event == "open":
         path, _, flags = arguments
         if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
             return
         paths = [path]
-    elif event.split(".")[-1] in ("mkdir", "rename", "remove", "rmdir", "link", "symlink", "truncate", "chmod"):
+    elif event in ("os.link", "os.symlink"):
+        paths = arguments[1:2]
+    elif event.split(".")[-1] in ("mkdir", "rename", "remove", "rmdir", "truncate", "chmod"):
         paths = [argument for argument in arguments[:2] if isinstance(argument, (str, bytes, os.PathLike))]
     else:
         return
+    # The last argument of most, and -1 unless the path is relative to an open directory.
+    directory = arguments[-1] if event not in ("open", "os.truncate") else -1
+    base = os.getcwd() if directory < 0 else os.readlink(f"/proc/self/fd/{directory}")
     for path in paths:
         if isinstance(path, int):
             continue
-        path = os.path.realpath(os.fsdecode(path))
+        path = os.path.realpath(os.path.join(base, os.fsdecode(path)))
         if path != os.devnull and os.path.commonpath([path, writable]) != writable:
             end(f"write: {event} {path}")
 
@@ -50,7 +57,7 @@ sys.addaudithook(guard)
 """
 
 IMPORTS = """
-import torch, kernels
+import sys, torch, kernels
 from pathlib import Path
 """
 
@@ -68,10 +75,13 @@ def clean_environment(directory: Path, **variables: str) -> dict[str, str]:
         "HOME": str(home),
         "TMPDIR": str(writable),
         "TEST_WRITABLE": str(writable),
+        # The one address that may be reached, as host:port.
+        "TEST_HUB": "",
         "PYTHONDONTWRITEBYTECODE": "1",
         "HF_HUB_OFFLINE": "1",
         "http_proxy": "http://127.0.0.1:9",
         "https_proxy": "http://127.0.0.1:9",
+        "no_proxy": "127.0.0.1",
         "OMP_NUM_THREADS": "2",
         "OMP_WAIT_POLICY": "PASSIVE",
         **variables,

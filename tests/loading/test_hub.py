@@ -1,0 +1,318 @@
+"""`get_kernel` from a Hub on this machine, as a user would: nothing is local at first, and LOCAL_KERNELS is not set."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fresh_process import (
+    FAMILIES,
+    ROOT,
+    by_family,
+    check_call,
+    get_kernel,
+    hub_name,
+    run_python,
+    variant_of,
+)
+from kernels.verify import VerificationResult, verify_variant
+from local_hub import Hub, Request, Server, serving
+
+# Variants for other systems than this one, which no run here may load.
+FOREIGN = (
+    "torch-stable-abi211-cu130-x86_64-linux",
+    "torch-stable-abi211-cpu-aarch64-darwin",
+    "torch-stable-abi299-cpu-x86_64-linux",
+    "torch29-cxx11-cpu-x86_64-linux",
+    "torch211-metal-aarch64-darwin",
+)
+
+FAMILY = FAMILIES[0]
+
+
+@pytest.fixture
+def foreign(tmp_path) -> list[Path]:
+    """Small variants that end the process where they are loaded."""
+    variants = []
+    for name in FOREIGN:
+        variants.append(tmp_path / "foreign" / name)
+        variants[-1].mkdir(parents=True)
+        (variants[-1] / "__init__.py").write_text("import os\nos._exit(98)\n")
+        metadata = json.loads((variant_of(FAMILY) / "metadata.json").read_text())
+        (variants[-1] / "metadata.json").write_text(json.dumps(metadata | {"id": f"_{name.replace('-', '_')}"}))
+    return variants
+
+
+def hub_of(family: Path, *others: Path) -> Hub:
+    """A Hub whose branch v1 holds a family's CPU build, among other variants."""
+    hub = Hub(hub_name(family))
+    for variant in (*others, variant_of(family)):
+        hub.add_variant("v1", variant)
+    return hub
+
+
+@pytest.fixture
+def server(foreign) -> Iterator[Server]:
+    with serving(hub_of(FAMILY, *foreign)) as server:
+        yield server
+
+
+def cache_of(directory: Path) -> Path:
+    """Where `run_online` in this directory finds what was downloaded."""
+    return directory / "writable" / "cache"
+
+
+def run_online(directory: Path, server: Server, code: str, **variables: str) -> str:
+    """As `run_python`, for a user whose Hub is this one."""
+    online = {
+        "HF_ENDPOINT": server.endpoint,
+        "TEST_HUB": server.endpoint.removeprefix("http://"),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HOME": str(cache_of(directory)),
+    }
+    return run_python(directory, code, **online | variables)
+
+
+def without_writing(directory: Path) -> dict[str, str]:
+    """A variable with which the guard lets a process write nowhere but in an empty directory."""
+    empty = directory / "empty"
+    empty.mkdir(exist_ok=True)
+    return {"TEST_WRITABLE": str(empty)}
+
+
+def as_local(hub: Hub, cache: Path) -> dict[str, str]:
+    """A variable that makes `get_kernel` take what is in the cache for a local build."""
+    (snapshot,) = cache.glob("hub/kernels--*/snapshots/*")
+    return {"LOCAL_KERNELS": f"{hub.repository}={snapshot}"}
+
+
+def files_in(cache: Path) -> set[Path]:
+    return {path for path in cache.rglob("*") if path.is_file()}
+
+
+def failing(code: str) -> str:
+    """The code, which must raise; what it raises is printed."""
+    return (
+        "try:\n"
+        f"    {code}"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+        "else:\n"
+        "    raise AssertionError('this must fail')\n"
+    )
+
+
+LOAD = get_kernel(FAMILY) + check_call(FAMILY)
+
+
+@by_family
+def test_the_right_variant_is_downloaded_once_and_kept(tmp_path, foreign, family):
+    """One process downloads one variant and nothing else; a later one asks for version and variants only."""
+    hub = hub_of(family, *foreign)
+    with serving(hub) as server:
+        place = run_online(tmp_path, server, get_kernel(family) + check_call(family) + "print(kernel.__file__)\n")
+        assert Path(place.strip()).parent.name == variant_of(family).name
+        resolved = [request for request in hub.requests if "/resolve/" in request]
+        commit = hub.commit("v1")
+        ours = [path for path in hub.branches["v1"] if variant_of(family).name in path]
+        expected = [
+            f"{method} /kernels/{hub.repository}/resolve/{commit}/{path}" for path in ours for method in ("HEAD", "GET")
+        ]
+        assert sorted(resolved) == sorted(expected)
+        assert hub.sent == sum(len(hub.branches["v1"][path].content) for path in ours)
+
+        hub.requests.clear()
+        before = files_in(cache_of(tmp_path))
+        code = get_kernel(family) + check_call(family)
+        run_online(tmp_path, server, code, **without_writing(tmp_path))
+        assert hub.requests == [
+            f"GET /api/kernels/{hub.repository}/refs",
+            f"GET /api/kernels/{hub.repository}/tree/{commit}/build?recursive=false&expand=false",
+        ]
+        assert files_in(cache_of(tmp_path)) == before
+
+
+@by_family
+def test_importing_and_calling_opens_no_connection_and_writes_no_file(tmp_path, family):
+    """After the download; the guard ends the process at the first attempt."""
+    hub = hub_of(family)
+    with serving(hub) as server:
+        run_online(tmp_path, server, f"kernels.install_kernel({hub.repository!r}, version=1, trust_remote_code=True)\n")
+    variables = as_local(hub, cache_of(tmp_path)) | without_writing(tmp_path)
+    run_python(tmp_path, get_kernel(family) + check_call(family), **variables)
+
+
+def test_layers_by_version(tmp_path, server):
+    """For which `kernelize` asks the Hub."""
+    code = (
+        f"repository = kernels.LayerRepository({hub_name(FAMILY)!r}, layer_name='RMSNorm', version=1,"
+        " trust_remote_code=True)\n"
+        "print(repository.load().__name__)\n"
+    )
+    assert run_online(tmp_path, server, code) == "RMSNorm\n"
+
+
+def test_offline_after_a_download(tmp_path, server):
+    """`kernels` then looks for the version's branch, or for the files of every variant, and tells what is missing.
+
+    What was downloaded can be used as a local build.
+    """
+    run_online(tmp_path, server, LOAD)
+    code = failing(get_kernel(FAMILY))
+    code += failing(get_kernel(FAMILY).replace("version=1", f"revision={server.hub.commit('v1')!r}"))
+    by_version, by_commit = run_python(tmp_path, code, HF_HOME=str(cache_of(tmp_path))).strip().split("\n")
+    assert "not available in the local cache and Hugging Face Hub is in offline mode" in by_version
+    assert "Cannot find a local snapshot" in by_commit
+    run_python(tmp_path, LOAD, **as_local(server.hub, cache_of(tmp_path)))
+
+
+def test_two_versions(tmp_path, server):
+    """Who asks for version 1 gets it, and is told of version 2."""
+    server.hub.branches["v2"] = {
+        path: file for path, file in server.hub.branches["v1"].items() if not path.endswith("reference.py")
+    }
+    code = LOAD + "print(hasattr(kernel, 'reference'))\n"
+    assert run_online(
+        tmp_path, server, f"import logging; logging.basicConfig(stream=sys.stdout)\n{code}"
+    ).splitlines() == [
+        f"WARNING:kernels._versions:You are using version 1 of '{hub_name(FAMILY)}', but version 2 is available.",
+        "True",
+    ]
+
+
+def test_a_publisher_who_is_not_trusted(tmp_path, server):
+    """Nothing is downloaded without the user's word, which may name the repository."""
+    refused = failing(f"kernels.get_kernel({hub_name(FAMILY)!r}, version=1)\n")
+    output = run_online(tmp_path, server, refused)
+    assert "trust_remote_code=True" in output
+    assert server.hub.requests == ["GET /api/organizations/rudnn/overview"]
+    run_online(tmp_path, server, LOAD.replace("trust_remote_code=True", f"trust_remote_code=[{hub_name(FAMILY)!r}]"))
+
+
+def test_no_variant_for_this_system(tmp_path, foreign):
+    hub = Hub(hub_name(FAMILY))
+    for variant in foreign:
+        hub.add_variant("v1", variant)
+    hub.add_variant("v2", variant_of(FAMILY))
+    with serving(hub) as server:
+        output = run_online(tmp_path, server, failing(get_kernel(FAMILY)))
+        assert output.startswith(f"FileNotFoundError Cannot find a build variant for this system in {hub.repository}")
+        for name in FOREIGN:
+            assert re.search(rf"^{re.escape(name)}: .*(does not match|too new)", output, re.MULTILINE), output
+        assert "version v2" in output, "another version has one, which the error must tell"
+        hub.add_variant("v1", variant_of(FAMILY))
+        run_online(tmp_path, server, LOAD)
+
+
+def test_no_such_version_and_no_such_kernel(tmp_path, server):
+    code = failing(get_kernel(FAMILY).replace("version=1", "version=7"))
+    code += failing(get_kernel(FAMILY).replace(hub_name(FAMILY), "rudnn/rudnn-nothing"))
+    version, kernel = run_online(tmp_path, server, code).split("\n", 1)
+    assert version == "ValueError Version 7 not found, available versions: 1"
+    assert kernel.startswith("RepositoryNotFoundError 404")
+    assert "rudnn/rudnn-nothing" in kernel
+
+
+def library_of(hub: Hub) -> str:
+    (path,) = [path for path in hub.branches["v1"] if path.endswith(".abi3.so")]
+    return path
+
+
+def test_a_truncated_file(tmp_path, server):
+    """It is refused and not kept; when the server is well again, the same cache works."""
+    hub, cut = server.hub, library_of(server.hub)
+    hub.sending = lambda request, path, content: content[:1000] if path == cut else content
+    output = run_online(tmp_path, server, failing(get_kernel(FAMILY)))
+    size = len(hub.branches["v1"][cut].content)
+    assert f"file should be of size {size} but has size 1000" in output
+    assert not [path for path in files_in(cache_of(tmp_path)) if path.suffix in (".so", ".incomplete")]
+
+    hub.sending = lambda request, path, content: content
+    hub.sent = 0
+    run_online(tmp_path, server, LOAD)
+    assert size <= hub.sent < size + 1e5, "what was downloaded before is not downloaded again"
+
+
+def test_a_connection_that_breaks_is_taken_up_again(tmp_path, server):
+    broken = []
+
+    def break_once(request: Request, path: str, content: bytes) -> bytes | None:
+        if not path.endswith(".so") or broken:
+            return content
+        broken.append(path)
+        return send_half(request, content)
+
+    server.hub.sending = break_once
+    run_online(tmp_path, server, LOAD)
+    assert broken == [library_of(server.hub)]
+
+
+def send_half(request: Request, content: bytes) -> None:
+    """Sends the header of a whole file and half of it."""
+    request.send_response(200)
+    request.send_header("Content-Length", str(len(content)))
+    request.end_headers()
+    request.wfile.write(content[: len(content) // 2])
+
+
+def test_a_server_that_dies_midway(tmp_path, foreign):
+    hub = hub_of(FAMILY, *foreign)
+    with serving(hub) as server:
+
+        def die(request: Request, path: str, content: bytes) -> bytes | None:
+            if not path.endswith(".so"):
+                return content
+            server.socket.close()
+            return send_half(request, content)
+
+        hub.sending = die
+        output = run_online(tmp_path, server, failing(get_kernel(FAMILY)))
+    assert "Connection refused" in output
+    assert not [path for path in files_in(cache_of(tmp_path)) if path.suffix in (".so", ".incomplete")]
+
+    hub.sending = lambda request, path, content: content
+    with serving(hub) as server:
+        run_online(tmp_path, server, LOAD)
+
+
+def verification() -> str:
+    """The lines of SECURITY.md by which a user checks a download before anything of it runs."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "SECURITY.md").read_text(), re.DOTALL)
+    return code
+
+
+@by_family
+def test_the_digest_finds_a_file_that_was_changed(tmp_path, family):
+    """`get_kernel` does not look at the digest; the lines of SECURITY.md do, before anything is loaded."""
+    code = verification().replace("rudnn/rudnn-normalization", hub_name(family))
+    for name in re.findall(r"^(\w+) = get_local_kernel", code, re.MULTILINE):
+        code += f"kernel = {name}\n"
+    hub = hub_of(family)
+    changed = tmp_path / "changed"
+    shutil.copytree(variant_of(family), changed / variant_of(family).name)
+    (source,) = changed.glob("*/reference.py")
+    source.write_text(source.read_text() + "# Not what was built.\n")
+    (changed / variant_of(family).name / "more.py").write_text("# Not what was built.\n")
+    bad = Hub(hub.repository)
+    bad.add_variant("v1", changed / variant_of(family).name)
+
+    with serving(bad) as server:
+        refused = f"try:\n{indented(code)}except kernels._rust.DigestValidationError as error:\n    print(error)\n"
+        output = run_online(tmp_path, server, refused + "assert not kernels.get_loaded_kernels()\n")
+    assert "reference.py" in output
+    assert "more.py" in output
+    with serving(hub) as server:
+        run_online(tmp_path, server, code + check_call(family))
+
+
+def indented(code: str) -> str:
+    return "".join(f"    {line}\n" for line in code.splitlines())
+
+
+@by_family
+def test_the_builds_are_not_signed_yet(family):
+    """Which SECURITY.md says."""
+    assert isinstance(verify_variant(variant_of(family)), VerificationResult.SignatureBundleMissing)
