@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from fresh_process import (
-    FAMILIES,
     ROOT,
     by_family,
     check_call,
@@ -29,7 +28,7 @@ FOREIGN = (
     "torch211-metal-aarch64-darwin",
 )
 
-FAMILY = FAMILIES[0]
+FAMILY = ROOT / "normalization"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -50,12 +51,28 @@ def make_hub_cache(cache: Path, family: Path) -> None:
         ("import socket; socket.create_connection(('127.0.0.1', 9))", "network"),
         ("open(os.path.expanduser('~/file'), 'w')", "write"),
         ("os.mkdir('directory')", "write"),
+        ("os.mkdir('directory', dir_fd=os.open('.', os.O_RDONLY))", "write"),
+        ("os.symlink(os.environ['TEST_WRITABLE'], 'link')", "write"),
     ],
-    ids=["connection", "file", "directory"],
+    ids=["connection", "file", "directory", "directory_in_directory", "link"],
 )
 def test_the_guard_ends_the_process(tmp_path, code, reason):
     with pytest.raises(AssertionError, match=f"exit status 99\\s+guard: {reason}"):
-        run_guarded(tmp_path, code)
+        run_guarded(tmp_path, code, TEST_HUB="127.0.0.1:8")
+
+
+def test_the_guard_lets_pass_what_may_be(tmp_path):
+    """A connection to the Hub, and files where the process may write."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = server.getsockname()
+        code = (
+            f"import socket; socket.create_connection({place!r}).close()\n"
+            "os.chdir(os.environ['TEST_WRITABLE'])\n"
+            "os.mkdir('directory', dir_fd=os.open('.', os.O_RDONLY))\n"
+            "os.symlink('/target', 'link')\n"
+        )
+        run_guarded(tmp_path, code, TEST_HUB=f"{place[0]}:{place[1]}")
+    assert (tmp_path / "writable" / "directory").is_dir()
 
 
 def test_every_family_has_a_call_here():
