@@ -32,17 +32,28 @@ class Release:
     tag: str
 
     @staticmethod
-    def last(family: Family) -> "Release | None":
-        """Returns the family's last release that the current commit descends from."""
-        tags = _git("tag", "--list", f"{family.title}-v*", "--merged", "HEAD").split()
+    def last(family: Family, *, before: bool = False) -> "Release | None":
+        """Returns the family's last release that the current commit is or descends from.
+
+        Args:
+            family: Whose releases are looked at.
+            before: Whether the current commit does not count, which may have got its tag already.
+        """
+        older = ("--no-contains", "HEAD") if before else ()
+        tags = _git("tag", "--list", f"{family.title}-v*", "--merged", "HEAD", *older).split()
         return max(filter(None, (Release._parsed(family, tag) for tag in tags)), default=None)
 
     @staticmethod
     def next(family: Family) -> "Release":
-        """Returns the release that would be made now."""
-        last = Release.last(family)
+        """Returns the release that the current commit is, or would be."""
+        last = Release.last(family, before=True)
         number = last.number + 1 if last is not None and last.version == family.version else 0
         return Release(family.version, number, f"{family.title}-v{family.version}.{number}")
+
+    def make(self) -> None:
+        """Gives the current commit its tag, if it has it not yet."""
+        if self.tag not in _git("tag", "--points-at", "HEAD").split():
+            _git("tag", self.tag)
 
     @staticmethod
     def _parsed(family: Family, tag: str) -> "Release | None":
@@ -69,7 +80,7 @@ def tree_problems() -> Iterator[str]:
 
 def version_problems(family: Family) -> Iterator[str]:
     """Yields what a release changed of what the one before promised."""
-    last = Release.last(family)
+    last = Release.last(family, before=True)
     if last is None:
         return
     if family.version < last.version:

@@ -196,6 +196,7 @@ def test_signatures_that_were_released_stay(repository):
 
 def test_a_version_that_goes_back(repository):
     git(repository, "tag", "toy-v2.0")
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "Later")
     found = lines_of(repository, "*release.version_problems(family)")
     assert found == "toy/build.toml has version 1, but toy-v2.0 was released\n"
 
@@ -204,11 +205,22 @@ def test_only_releases_of_this_family_and_this_line_count(repository):
     git(repository, "tag", "other-v9.0")
     git(repository, "tag", "toy-v9.0-draft")
     git(repository, "tag", "toy-v1.9")
+    git(repository, "tag", "toy-v1.10")
     git(repository, "commit", "--quiet", "--allow-empty", "--message", "Aside")
     git(repository, "tag", "toy-v9.0")
     git(repository, "checkout", "--quiet", "--detach", "HEAD^")
-    git(repository, "tag", "toy-v1.10")
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "Later")
     assert lines_of(repository, "release.Release.next(family).tag") == "toy-v1.11\n"
+
+
+def test_a_commit_that_has_its_tag_is_still_that_release(repository):
+    """A workflow that a tag starts compares with the release before."""
+    git(repository, "tag", "toy-v1.0")
+    repository.edit(SIGNATURES, "(input)", "(input, times=1)")
+    commit(repository)
+    git(repository, "tag", "toy-v1.1")
+    assert lines_of(repository, "release.Release.next(family).tag") == "toy-v1.1\n"
+    assert f"{SIGNATURES} is not that of toy-v1.0" in lines_of(repository, "*release.version_problems(family)")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from devtools import signatures
 from devtools.errors import Failure
 from devtools.families import Family, select
-from devtools.project import ROOT, relative
+from devtools.project import relative
 
 if TYPE_CHECKING:
     from devtools.variant import Variant
@@ -165,6 +165,6 @@ def _release(family: Family, builder: str) -> None:
     sys.stdout.flush()
     if subprocess.run([builder, "build-and-upload"], cwd=family.directory).returncode != 0:
         raise Failure(f"kernel-builder did not release {family.title}, see above")
-    tag = Release.next(family).tag
-    subprocess.run(["git", "tag", tag], cwd=ROOT, check=True)
-    print(f"released {family.title}; now push its tag: git push origin {tag}")
+    release = Release.next(family)
+    release.make()
+    print(f"released {family.title}; now push its tag: git push origin {release.tag}")
