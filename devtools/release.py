@@ -1,7 +1,7 @@
 """What must hold before a release, and what it uploads.
 
-A release is a commit with a tag `<family>-v<version>.<number>`: the number counts the releases of a version. The Hub
-has a branch v<version> for each version, which a release of that version replaces.
+A release is a commit with a tag `<family>-v<version>.<number>`; the number counts the releases of a version, and the
+first may lack it. The Hub has a branch v<version> for each version, which a release of that version replaces.
 """
 
 import re
@@ -51,14 +51,14 @@ class Release:
         return Release(family.version, number, f"{family.title}-v{family.version}.{number}")
 
     def make(self) -> None:
-        """Gives the current commit its tag, if it has it not yet."""
+        """Gives the current commit its tag, unless it has it already."""
         if self.tag not in _git("tag", "--points-at", "HEAD").split():
             _git("tag", self.tag)
 
     @staticmethod
     def _parsed(family: Family, tag: str) -> "Release | None":
-        match = re.fullmatch(rf"{re.escape(family.title)}-v(\d+)\.(\d+)", tag)
-        return Release(int(match[1]), int(match[2]), tag) if match else None
+        match = re.fullmatch(rf"{re.escape(family.title)}-v(\d+)(?:\.(\d+))?", tag)
+        return Release(int(match[1]), int(match[2] or 0), tag) if match else None
 
     def signatures(self, family: Family) -> dict[str, str]:
         """Returns the content of each file of signatures that the release has, by its path in the repository."""

@@ -1,9 +1,6 @@
 """`./dev release`."""
 
 import argparse
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +12,7 @@ from devtools.project import relative
 if TYPE_CHECKING:
     from devtools.variant import Variant
 
-HELP = "check that families are ready for a release, show what it uploads, and release them"
+HELP = "check that families are ready for a release, show what it uploads, and tag it"
 DESCRIPTION = """\
 Builds each family for what can be built here, then checks that
   - the tree is clean, so that the release is what a commit holds;
@@ -24,8 +21,8 @@ Builds each family for what can be built here, then checks that
   - the public signatures of the build are those in <family>/signatures/v<version>.json;
   - CARD.md, which the Hub shows, is filled in and lists every public function;
   - each variant has its digest and its ABI, and no other lies beside them;
-and prints what is uploaded, with sizes. Without --dry-run Hugging Face's kernel-builder then builds every variant anew
-and uploads it, and the commit gets its tag.
+and prints what is uploaded, with sizes. Without --dry-run the commit then gets its tag. Nothing leaves this machine:
+the workflow that uploads starts when the tag is published, see CONTRIBUTING.md.
 """
 NEEDS_ENVIRONMENT = True
 
@@ -33,7 +30,7 @@ NEEDS_ENVIRONMENT = True
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     alternatives = parser.add_mutually_exclusive_group()
-    alternatives.add_argument("--dry-run", action="store_true", help="only check and show; nothing leaves this machine")
+    alternatives.add_argument("--dry-run", action="store_true", help="only check and show, tag nothing")
     alternatives.add_argument(
         "--write-signatures",
         action="store_true",
@@ -43,38 +40,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Checks the families, and releases them unless told otherwise.
+    """Checks the families, and tags them unless told otherwise.
 
     Raises:
-        Failure: A family is not ready, or kernel-builder is missing or fails.
+        Failure: A family is not ready.
     """
+    from devtools.release import Release
+
     families = select(arguments.family)
     if arguments.write_signatures:
         for family in families:
             _write_signatures(family)
         return 0
-    builder = None if arguments.dry_run else _kernel_builder()
     variants = _build(families)
     if refused := [name for name, problems in _checks(families, variants) if not _passed(name, problems)]:
         raise Failure(f"not ready for a release, see above: {', '.join(refused)}")
     for family in families:
         _show_uploads(family, variants[family.title])
-    if builder is None:
-        print("nothing was uploaded")
-    else:
-        for family in families:
-            _release(family, builder)
+    if arguments.dry_run:
+        print("nothing was tagged")
+        return 0
+    for family in families:
+        release = Release.next(family)
+        release.make()
+        print(f"tagged {release.tag}; next: git push origin {release.tag}, and a GitHub release of it")
     return 0
-
-
-def _kernel_builder() -> str:
-    builder = shutil.which("kernel-builder")
-    if builder is None:
-        raise Failure(
-            "kernel-builder was not found, which builds and uploads a release (see CONTRIBUTING.md); "
-            "--dry-run does without it"
-        )
-    return builder
 
 
 def _build(families: Sequence[Family]) -> dict[str, list["Variant"]]:
@@ -157,14 +147,3 @@ def _show_uploads(family: Family, variants: Sequence["Variant"]) -> None:
 
 def _kilobytes(size: int) -> str:
     return f"{size / 1e3:,.1f} kB"
-
-
-def _release(family: Family, builder: str) -> None:
-    from devtools.release import Release
-
-    sys.stdout.flush()
-    if subprocess.run([builder, "build-and-upload"], cwd=family.directory).returncode != 0:
-        raise Failure(f"kernel-builder did not release {family.title}, see above")
-    release = Release.next(family)
-    release.make()
-    print(f"released {family.title}; now push its tag: git push origin {release.tag}")

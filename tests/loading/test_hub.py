@@ -159,9 +159,9 @@ def test_offline_after_a_download(tmp_path, server):
 
     What was downloaded can be used as a local build.
     """
-    run_online(tmp_path, server, LOAD)
-    code = failing(get_kernel(FAMILY))
-    code += failing(get_kernel(FAMILY).replace("version=1", f"revision={server.hub.commit('v1')!r}"))
+    by_revision = LOAD.replace("version=1", f"revision={server.hub.commit('v1')!r}")
+    run_online(tmp_path, server, by_revision)
+    code = failing(get_kernel(FAMILY)) + failing(by_revision.splitlines(keepends=True)[0])
     by_version, by_commit = run_python(tmp_path, code, HF_HOME=str(cache_of(tmp_path))).strip().split("\n")
     assert "not available in the local cache and Hugging Face Hub is in offline mode" in by_version
     assert "Cannot find a local snapshot" in by_commit
