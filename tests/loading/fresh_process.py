@@ -57,7 +57,7 @@ sys.addaudithook(guard)
 """
 
 IMPORTS = """
-import sys, torch, kernels
+import torch, kernels
 from pathlib import Path
 """
 

@@ -161,11 +161,12 @@ def test_offline_after_a_download(tmp_path, server):
     """
     by_revision = LOAD.replace("version=1", f"revision={server.hub.commit('v1')!r}")
     run_online(tmp_path, server, by_revision)
+    local = as_local(server.hub, cache_of(tmp_path))["LOCAL_KERNELS"]
     code = failing(get_kernel(FAMILY)) + failing(by_revision.splitlines(keepends=True)[0])
+    code += f"os.environ['LOCAL_KERNELS'] = {local!r}\n{LOAD}"
     by_version, by_commit = run_python(tmp_path, code, HF_HOME=str(cache_of(tmp_path))).strip().split("\n")
     assert "not available in the local cache and Hugging Face Hub is in offline mode" in by_version
     assert "Cannot find a local snapshot" in by_commit
-    run_python(tmp_path, LOAD, **as_local(server.hub, cache_of(tmp_path)))
 
 
 def test_two_versions(tmp_path, server):
@@ -185,10 +186,12 @@ def test_two_versions(tmp_path, server):
 def test_a_publisher_who_is_not_trusted(tmp_path, server):
     """Nothing is downloaded without the user's word, which may name the repository."""
     refused = failing(f"kernels.get_kernel({hub_name(FAMILY)!r}, version=1)\n")
-    output = run_online(tmp_path, server, refused)
-    assert "trust_remote_code=True" in output
-    assert server.hub.requests == ["GET /api/organizations/rudnn/overview"]
-    run_online(tmp_path, server, LOAD.replace("trust_remote_code=True", f"trust_remote_code=[{hub_name(FAMILY)!r}]"))
+    allowed = LOAD.replace("trust_remote_code=True", f"trust_remote_code=[{hub_name(FAMILY)!r}]")
+    assert "trust_remote_code=True" in run_online(tmp_path, server, refused + allowed)
+    assert server.hub.requests[:2] == [
+        "GET /api/organizations/rudnn/overview",
+        f"GET /api/kernels/{hub_name(FAMILY)}/refs",
+    ]
 
 
 def test_no_variant_for_this_system(tmp_path, foreign):
