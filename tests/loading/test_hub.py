@@ -200,13 +200,12 @@ def test_no_variant_for_this_system(tmp_path, foreign):
         hub.add_variant("v1", variant)
     hub.add_variant("v2", variant_of(FAMILY))
     with serving(hub) as server:
-        output = run_online(tmp_path, server, failing(get_kernel(FAMILY)))
+        code = failing(get_kernel(FAMILY)) + LOAD.replace("version=1", "version=2")
+        output = run_online(tmp_path, server, code)
         assert output.startswith(f"FileNotFoundError Cannot find a build variant for this system in {hub.repository}")
         for name in FOREIGN:
             assert re.search(rf"^{re.escape(name)}: .*(does not match|too new)", output, re.MULTILINE), output
         assert "version v2" in output, "another version has one, which the error must tell"
-        hub.add_variant("v1", variant_of(FAMILY))
-        run_online(tmp_path, server, LOAD)
 
 
 def test_no_such_version_and_no_such_kernel(tmp_path, server):
@@ -225,17 +224,23 @@ def library_of(hub: Hub) -> str:
 
 def test_a_truncated_file(tmp_path, server):
     """It is refused and not kept; when the server is well again, the same cache works."""
-    hub, cut = server.hub, library_of(server.hub)
-    hub.sending = lambda request, path, content: content[:1000] if path == cut else content
-    output = run_online(tmp_path, server, failing(get_kernel(FAMILY)))
-    size = len(hub.branches["v1"][cut].content)
-    assert f"file should be of size {size} but has size 1000" in output
-    assert not [path for path in files_in(cache_of(tmp_path)) if path.suffix in (".so", ".incomplete")]
+    hub, library = server.hub, library_of(server.hub)
+    answers = []
 
-    hub.sending = lambda request, path, content: content
-    hub.sent = 0
-    run_online(tmp_path, server, LOAD)
-    assert size <= hub.sent < size + 1e5, "what was downloaded before is not downloaded again"
+    def cut_once(request: Request, path: str, content: bytes) -> bytes | None:
+        answers.append(path)
+        return content[:1000] if path == library and answers.count(path) == 1 else content
+
+    hub.sending = cut_once
+    kept = f"files = Path({str(cache_of(tmp_path))!r}).rglob('*')\n"
+    kept += "print([path.name for path in files if path.suffix in ('.so', '.incomplete')])\n"
+    output = run_online(tmp_path, server, failing(get_kernel(FAMILY)) + kept + LOAD)
+    size = len(hub.branches["v1"][library].content)
+    assert f"file should be of size {size} but has size 1000" in output
+    assert "\n[]\n" in output, "nothing of the file is in the cache"
+    assert answers.count(library) == 2
+    others = [path for path in answers if path != library]
+    assert len(others) == len(set(others)), "what was downloaded before is not downloaded again"
 
 
 def test_a_connection_that_breaks_is_taken_up_again(tmp_path, server):
@@ -292,22 +297,20 @@ def test_the_digest_finds_a_file_that_was_changed(tmp_path, family):
     code = verification().replace("rudnn/rudnn-normalization", hub_name(family))
     for name in re.findall(r"^(\w+) = get_local_kernel", code, re.MULTILINE):
         code += f"kernel = {name}\n"
-    hub = hub_of(family)
-    changed = tmp_path / "changed"
-    shutil.copytree(variant_of(family), changed / variant_of(family).name)
-    (source,) = changed.glob("*/reference.py")
-    source.write_text(source.read_text() + "# Not what was built.\n")
-    (changed / variant_of(family).name / "more.py").write_text("# Not what was built.\n")
-    bad = Hub(hub.repository)
-    bad.add_variant("v1", changed / variant_of(family).name)
-
-    with serving(bad) as server:
-        refused = f"try:\n{indented(code)}except kernels._rust.DigestValidationError as error:\n    print(error)\n"
-        output = run_online(tmp_path, server, refused + "assert not kernels.get_loaded_kernels()\n")
+    changed = tmp_path / "changed" / variant_of(family).name
+    shutil.copytree(variant_of(family), changed)
+    (changed / "reference.py").write_text((changed / "reference.py").read_text() + "# Not what was built.\n")
+    (changed / "more.py").write_text("# Not what was built.\n")
+    hub = Hub(hub_name(family))
+    hub.add_variant("v1", changed)
+    hub.add_variant("v2", variant_of(family))
+    refused = f"try:\n{indented(code)}except kernels._rust.DigestValidationError as error:\n    print(error)\n"
+    refused += "assert not kernels.get_loaded_kernels()\n"
+    accepted = code.replace("version=1", "version=2") + check_call(family)
+    with serving(hub) as server:
+        output = run_online(tmp_path, server, refused + accepted)
     assert "reference.py" in output
     assert "more.py" in output
-    with serving(hub) as server:
-        run_online(tmp_path, server, code + check_call(family))
 
 
 def indented(code: str) -> str:
