@@ -82,6 +82,9 @@ class Request(BaseHTTPRequestHandler):
         """Keeps the test's output quiet; the hub has a list."""
 
     def _answer(self) -> None:
+        if self.server.dead:
+            self.close_connection = True
+            return
         hub = self.server.hub
         path = urlsplit(self.path).path
         if path != STATISTICS:
@@ -155,6 +158,13 @@ class Server(ThreadingHTTPServer):
     def __init__(self, hub: Hub) -> None:
         super().__init__(("127.0.0.1", 0), Request)
         self.hub = hub
+        self.dead = False
+
+    def die(self) -> None:
+        """Takes no connection any more, and answers nothing on those that are open."""
+        self.dead = True
+        self.shutdown()
+        self.socket.close()
 
     @property
     def endpoint(self) -> str:

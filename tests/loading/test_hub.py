@@ -250,7 +250,8 @@ def test_a_connection_that_breaks_is_taken_up_again(tmp_path, server):
         if not path.endswith(".so") or broken:
             return content
         broken.append(path)
-        return send_half(request, content)
+        send_half(request, content)
+        return None
 
     server.hub.sending = break_once
     run_online(tmp_path, server, LOAD)
@@ -272,12 +273,14 @@ def test_a_server_that_dies_midway(tmp_path, foreign):
         def die(request: Request, path: str, content: bytes) -> bytes | None:
             if not path.endswith(".so"):
                 return content
-            server.socket.close()
-            return send_half(request, content)
+            send_half(request, content)
+            server.die()
+            return None
 
         hub.sending = die
         output = run_online(tmp_path, server, failing(get_kernel(FAMILY)))
-    assert "Connection refused" in output
+    # Which of the files it is that fails first is up to the client's threads.
+    assert re.search("Connection refused|disconnected without sending|check your connection", output), output
     assert not [path for path in files_in(cache_of(tmp_path)) if path.suffix in (".so", ".incomplete")]
 
     hub.sending = lambda request, path, content: content
