@@ -171,8 +171,8 @@ METAL_LAUNCHER = """\
 void launch_twice(const float* input, float* output, long n) {
   const unsigned groups = static_cast<unsigned>((n + 63) / 64);
   rudnn::metal::Launch("twice_float")
-      .buffer(0, const_cast<float*>(input), 0)
-      .buffer(1, output, 0)
+      .buffer(0, {const_cast<float*>(input), 0})
+      .buffer(1, {output, 0})
       .bytes(2, n)
       .run({groups}, {64});
 }

@@ -6,6 +6,7 @@ from conftest import (
     LAYOUTS,
     assert_bits_equal,
     assert_close_to_exact,
+    flushes_subnormals,
     guards_intact,
     in_layout,
     only_on_the_cpu,
@@ -164,7 +165,7 @@ def large_rows(operation, shape, dtype, scale, device):
 def test_rows_whose_squares_overflow(kernel, device, operation, dtype, scale, width):
     inputs = large_rows(operation, (4, width), dtype, scale, device)
     # The incoming gradient grows along, or the input's would leave the normal numbers.
-    check_rows_of_any_scale(kernel, operation, inputs, scale, gradient_scale=min(scale, 1e3))
+    check_rows_of_any_scale(kernel, operation, inputs, scale, gradient_scale=min(scale, 1e3 if dtype is F16 else 1e9))
 
 
 WIDE = [257, 2056, 4103, 16400]  # a block of threads has the row, and holds all of it or a part
@@ -283,6 +284,8 @@ def test_large_rows_where_subnormals_are_flushed(kernel, device, operation, dtyp
 )
 @pytest.mark.parametrize("width", [3, 50])
 def test_extreme_rows_and_epsilons(kernel, device, operation, dtype, scale, epsilon, width):
+    if scale == 1e-38 and flushes_subnormals(device):
+        pytest.skip("the kernels take such a row for one of zeros")
     inputs = operation.inputs((2, width), dtype, device=device)
     inputs["input"] = inputs["input"] * scale
     (output,) = operation.run(kernel, inputs, epsilon=epsilon)
