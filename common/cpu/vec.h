@@ -28,11 +28,12 @@ struct Sums {
 };
 
 // kCount sums over [0, length) in one pass: add(offset, lanes, accumulators) adds a vector to each of its kCount
-// accumulators. Four sets of accumulators hide the latency of an addition. float32 inside blocks of 128 additions and
-// float64 across them, so that the error does not grow with the length of the row.
+// accumulators. Four sets of accumulators hide the latency of an addition. float32 inside blocks of 8 additions for
+// each lane of a vector and float64 across them, so that the error does not grow with the length of the row: equal
+// elements in a row are rounded to the same side.
 template <int kCount, class Add>
 inline Sums<kCount> sum_vectors(int64_t length, Add&& add) {
-  constexpr int64_t kBlock = 128 * 4 * kWidth;
+  constexpr int64_t kBlock = 8 * kWidth * 4 * kWidth;
   Sums<kCount> sums{};
   for (int64_t begin = 0; begin < length; begin += kBlock) {
     const int64_t end = begin + kBlock < length ? begin + kBlock : length;
