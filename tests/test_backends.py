@@ -2,6 +2,7 @@
 
 import json
 import platform
+import os
 import re
 import shutil
 import subprocess
@@ -78,7 +79,8 @@ def directory(checkout: Checkout, name: str):
 
 def use(checkout: Checkout, name: str) -> subprocess.CompletedProcess[str]:
     """Calls the operator of a bench variant in a process of its own."""
-    environment = {"LOCAL_KERNELS": f"rudnn/rudnn-twice={directory(checkout, name)}", "PATH": ""}
+    # The engine asks addr2line for lines.
+    environment = {"LOCAL_KERNELS": f"rudnn/rudnn-twice={directory(checkout, name)}", "PATH": os.environ["PATH"]}
     return subprocess.run([sys.executable, "-c", USE], env=environment, capture_output=True, text=True)
 
 

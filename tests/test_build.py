@@ -87,6 +87,7 @@ def test_stale_variants_of_the_backend_are_removed_and_others_kept(built, varian
     assert (variant / "_ops.py").is_file()
     assert not stale.exists()
     assert other.is_dir()
+    other.rmdir()
     assert not list(variant.parent.glob(".*"))
 
 

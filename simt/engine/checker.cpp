@@ -71,13 +71,15 @@ std::string describe(const Touch& touch) {
   fail_at_frames(kind, describe(touch) + reason, frames);
 }
 
-std::string other_side(const char* what, const Stamp& stamp) {
+// Who made the other access, and at which line unless that is not known.
+std::string other_side(const char* what, const Stamp& stamp, bool has_line = true) {
   const auto next = std::upper_bound(block_starts.begin(), block_starts.end(), std::make_pair(stamp.epoch, INT32_MAX));
   const std::string who = stamp.thread == block.fibers.size()
                               ? "the copy engine"
                               : "block " + to_text(position_in(launch.shape.grid, std::prev(next)->second)) +
                                     " thread " + to_text(position_in(launch.shape.block, stamp.thread));
-  return std::string("\n  ") + what + " at " + locate({launch.image.begin + stamp.pc}) + " by " + who;
+  const std::string where = has_line ? " at " + locate({launch.image.begin + stamp.pc}) : "";
+  return std::string("\n  ") + what + where + " by " + who;
 }
 
 bool ordered(const Stamp& stamp, const Touch& touch) {
@@ -147,8 +149,10 @@ void check_cell(Cell& cell, const Stamp& stamp, const Touch& touch) {
       report("block-race", touch, ", which another block of the launch reads" + other_side("read", cell.read));
     const int reader = cell.read.epoch >= block_epoch ? unordered_reader(cell, touch) : -1;
     if (reader >= 0) {
-      cell.read.thread = static_cast<uint16_t>(reader);
-      report(race_kind(touch.memory->space), touch, ", not ordered after a read" + other_side("read", cell.read));
+      Stamp read = cell.read;  // of the last reader, the only one whose line is kept
+      read.thread = static_cast<uint16_t>(reader);
+      report(race_kind(touch.memory->space), touch,
+             ", not ordered after a read" + other_side("read", read, read.thread == cell.read.thread));
     }
   }
   cell.write = stamp;
