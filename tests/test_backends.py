@@ -1,8 +1,8 @@
 """Builds for CUDA and for the bench, and the runs of ./dev test on the bench."""
 
 import json
-import platform
 import os
+import platform
 import re
 import shutil
 import subprocess
