@@ -35,6 +35,10 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, S
 
 inline Tensor new_empty_like(const Tensor& like) { return at::empty(like.sizes(), like.options()); }
 
+inline Tensor narrow(const Tensor& tensor, int64_t axis, int64_t start, int64_t length) {
+  return tensor.narrow(axis, start, length);
+}
+
 #else
 
 using Tensor = torch::stable::Tensor;
@@ -54,6 +58,11 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, S
 
 // A contiguous, uninitialised tensor of the shape, dtype and device of `like`.
 inline Tensor new_empty_like(const Tensor& like) { return torch::stable::new_empty(like, like.sizes()); }
+
+// A view of `length` positions of an axis.
+inline Tensor narrow(Tensor tensor, int64_t axis, int64_t start, int64_t length) {
+  return torch::stable::narrow(tensor, axis, start, length);
+}
 
 #endif
 
