@@ -2,15 +2,11 @@
 #pragma once
 
 #include "common/tensor.h"
+#include "ops/limits.h"
 
 namespace rudnn {
 
-// The most experts, groups and chosen experts that the grouped router takes.
-inline constexpr int64_t kMaxGroupedExperts = 1024;
-inline constexpr int64_t kMaxGroups = 128;
-inline constexpr int64_t kMaxGroupedTopK = 64;
-
-// Contiguous tensors on one device, at least one token, counts within the limits above; groups divides E; top_k is at
+// Contiguous tensors on one device, at least one token, counts within the limits of ops/limits.h; groups divides E; top_k is at
 // most selected_groups * E / groups.
 //
 // Scores are sigmoid(logits), corrected scores are scores + bias. A group's score is the sum of its two largest

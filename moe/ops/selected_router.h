@@ -2,12 +2,10 @@
 #pragma once
 
 #include "common/tensor.h"
+#include "ops/limits.h"
 #include "ops/scoring.h"
 
 namespace rudnn {
-
-// Experts of a token that the backward takes at most.
-inline constexpr int64_t kMaxSelected = 64;
 
 // Contiguous tensors on one device, at least one token, 1 <= k <= min(E, kMaxSelected). Indices are int32 or int64 and may
 // repeat; a row in which one is outside [0, E) comes out NaN as a whole.
