@@ -41,6 +41,11 @@ inline Memory scratch_data(const char* name, const Tensor* tensor) {
 
 #undef RUDNN_DESCRIBE
 
+// A dtype's name in shaders.
+inline const char* shader_type(DType dtype) {
+  return dtype == DType::kFloat32 ? "float" : dtype == DType::kFloat16 ? "half" : "bfloat";
+}
+
 // Runs `call()`, which asks for the memory of its tensors and launches. On the bench this happens once for each order
 // of threads that is asked for, and the bits must be the same.
 template <class Call>

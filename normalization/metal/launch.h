@@ -16,8 +16,7 @@ inline bool is_float32(const Tensor* tensor) { return tensor != nullptr && dtype
 
 // The instance of a kernel for a dtype and a plan, by the name that INSTANCES in its shader gives it.
 inline std::string instance_of(const char* kernel, DType dtype, const RowPlan& plan) {
-  const char* type = dtype == DType::kFloat32 ? "float" : dtype == DType::kFloat16 ? "half" : "bfloat";
-  return std::string(kernel) + "_" + type + (plan.vectors ? "_x4" : "_x1") +
+  return std::string(kernel) + "_" + metal::shader_type(dtype) + (plan.vectors ? "_x4" : "_x1") +
          (plan.simdgroup_row ? "_simdgroup" : "_threadgroup");
 }
 

@@ -1,7 +1,7 @@
 // What launchers and shaders of layer_norm and fused_add_layer_norm agree on.
 #pragma once
 
-#include "metal/fixed_width.h"
+#include "common/metal/fixed_width.h"
 
 namespace rudnn {
 

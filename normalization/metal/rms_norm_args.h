@@ -1,7 +1,7 @@
 // What launchers and shaders of rms_norm, rms_norm_gated and fused_add_rms_norm agree on.
 #pragma once
 
-#include "metal/fixed_width.h"
+#include "common/metal/fixed_width.h"
 
 namespace rudnn {
 

@@ -5,8 +5,9 @@
 
 using namespace metal;
 
+#include "common/device_function.h"
+#include "common/metal/instance.h"
 #include "metal/row_limits.h"
-#include "ops/device_function.h"
 #include "ops/row_scale.h"
 
 namespace rudnn {
@@ -204,8 +205,6 @@ inline auto measure_in_range(thread const Row<T, Shape>& row, Team team, long wi
 
 // The instances of a kernel for rows of T: each way to share out a row, by the name that launchers ask for. `vectors`
 // and `elements` are what a thread keeps.
-#define INSTANCE(name, function, ...) \
-  template [[host_name(#name)]] [[kernel]] decltype(function<__VA_ARGS__>) function<__VA_ARGS__>;
 #define INSTANCES(function, T, vectors, elements)                                                   \
   INSTANCE(function##_##T##_x4_simdgroup, function, T, RowShape<kVectorElements, vectors, true>)    \
   INSTANCE(function##_##T##_x4_threadgroup, function, T, RowShape<kVectorElements, vectors, false>) \

@@ -1,7 +1,7 @@
 // Sums of many float32 values that may nearly cancel, on devices without float64. Compiled as CUDA and as Metal.
 #pragma once
 
-#include "ops/device_function.h"
+#include "common/device_function.h"
 
 namespace rudnn {
 

@@ -5,7 +5,7 @@
 // has not.
 #pragma once
 
-#include "ops/device_function.h"
+#include "common/device_function.h"
 
 namespace rudnn {
 
