@@ -2,10 +2,8 @@
 // include it.
 #pragma once
 
-#include <cstdint>
-
 namespace rudnn {
 
-enum class Activation : int8_t { kSilu, kGelu, kGeluTanh };
+enum class Activation { kSilu, kGelu, kGeluTanh };
 
 }  // namespace rudnn

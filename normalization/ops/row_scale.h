@@ -9,16 +9,6 @@
 
 namespace rudnn {
 
-#ifdef __METAL_VERSION__
-inline uint float_bits(float x) { return as_type<uint>(x); }
-inline float float_from_bits(uint bits) { return as_type<float>(bits); }
-inline float square_root(float x) { return metal::precise::sqrt(x); }
-#else
-__device__ __forceinline__ uint32_t float_bits(float x) { return __float_as_uint(x); }
-__device__ __forceinline__ float float_from_bits(uint32_t bits) { return __uint_as_float(bits); }
-__device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
-#endif
-
 // 2^-100, and the smallest normal and the largest float32. Macros, since Metal wants an address space for constants.
 #define RUDNN_SMALLEST_NORMAL 1.17549435e-38f
 #define RUDNN_SMALLEST_MEAN 7.88860905e-31f
