@@ -6,8 +6,8 @@
 
 namespace rudnn {
 
-// Contiguous tensors on one device, at least one token, counts within the limits of ops/limits.h; groups divides E; top_k is at
-// most selected_groups * E / groups.
+// Contiguous tensors on one device, at least one token, counts within ops/limits.h; groups divides E; top_k is at most
+// selected_groups * E / groups.
 //
 // Scores are sigmoid(logits), corrected scores are scores + bias. A group's score is the sum of its two largest
 // corrected scores, or its largest; selected_groups groups stay, and of their experts the top_k largest corrected scores

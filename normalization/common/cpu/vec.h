@@ -8,6 +8,7 @@
 //   keep(v, lanes, fill)     replaces the lanes that do not take part
 //   broadcast, fma(a, b, c) = a * b + c, abs, divide
 //   max(a, b)                b where either is NaN
+//   where_less(a, b, x, y)   x where a < b, else y
 //   reduce_add, reduce_max
 //   round_to_integer, times_power_of_two(v, n) = v * 2^n for whole n, exact or rounded once
 //

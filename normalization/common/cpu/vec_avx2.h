@@ -36,6 +36,9 @@ inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.value, b.value, 
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.value, b.value)}; }
 inline Vec abs(Vec a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.value)}; }
 inline Vec broadcast(float value) { return {_mm256_set1_ps(value)}; }
+inline Vec where_less(Vec a, Vec b, Vec x, Vec y) {
+  return {_mm256_blendv_ps(y.value, x.value, _mm256_cmp_ps(a.value, b.value, _CMP_LT_OQ))};
+}
 
 inline float reduce_add(Vec a) {
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(a.value), _mm256_extractf128_ps(a.value, 1));

@@ -34,6 +34,9 @@ inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.value, b.value, 
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.value, b.value)}; }
 inline Vec abs(Vec a) { return {_mm512_abs_ps(a.value)}; }
 inline Vec broadcast(float value) { return {_mm512_set1_ps(value)}; }
+inline Vec where_less(Vec a, Vec b, Vec x, Vec y) {
+  return {_mm512_mask_mov_ps(y.value, _mm512_cmp_ps_mask(a.value, b.value, _CMP_LT_OQ), x.value)};
+}
 inline float reduce_add(Vec a) { return _mm512_reduce_add_ps(a.value); }
 inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.value); }
 inline Vec round_to_integer(Vec a) {

@@ -1,0 +1,98 @@
+// float32 vectors of 16 lanes for AVX-512 (F, BW, DQ, VL). Include first, before the code that uses it.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "common/dtype.h"
+
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+#define RUDNN_ISA avx512
+
+namespace rudnn::avx512 {
+
+inline constexpr int kWidth = 16;
+
+struct Vec {
+  __m512 value;
+};
+
+struct Full {};
+struct Partial {
+  int count;
+};
+
+inline __mmask16 mask_of(Partial lanes) { return static_cast<__mmask16>((1u << lanes.count) - 1); }
+
+inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.value, b.value)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.value, b.value)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.value, b.value)}; }
+inline Vec operator-(Vec a) { return {_mm512_xor_ps(a.value, _mm512_set1_ps(-0.0f))}; }
+inline Vec divide(Vec a, Vec b) { return {_mm512_div_ps(a.value, b.value)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.value, b.value, c.value)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.value, b.value)}; }
+inline Vec abs(Vec a) { return {_mm512_abs_ps(a.value)}; }
+inline Vec broadcast(float value) { return {_mm512_set1_ps(value)}; }
+inline Vec where_less(Vec a, Vec b, Vec x, Vec y) {
+  return {_mm512_mask_mov_ps(y.value, _mm512_cmp_ps_mask(a.value, b.value, _CMP_LT_OQ), x.value)};
+}
+inline float reduce_add(Vec a) { return _mm512_reduce_add_ps(a.value); }
+inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.value); }
+inline Vec round_to_integer(Vec a) {
+  return {_mm512_roundscale_ps(a.value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline Vec times_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.value, n.value)}; }
+
+inline Vec widen_bfloat16(__m256i bits) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+
+// Not vcvtneps2bf16, which flushes denormals to zero.
+inline __m256i narrow_bfloat16(Vec a) {
+  const __m512i bits = _mm512_castps_si512(a.value);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.value, a.value, _CMP_UNORD_Q);
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+}
+
+inline __m256i narrow_float16(Vec a) { return _mm512_cvtps_ph(a.value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+inline Vec load(const float* pointer, Full) { return {_mm512_loadu_ps(pointer)}; }
+inline Vec load(const float* pointer, Partial lanes) { return {_mm512_maskz_loadu_ps(mask_of(lanes), pointer)}; }
+inline Vec load(const bfloat16* pointer, Full) {
+  return widen_bfloat16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pointer)));
+}
+inline Vec load(const bfloat16* pointer, Partial lanes) {
+  return widen_bfloat16(_mm256_maskz_loadu_epi16(mask_of(lanes), pointer));
+}
+inline Vec load(const float16* pointer, Full) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pointer)))};
+}
+inline Vec load(const float16* pointer, Partial lanes) {
+  return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask_of(lanes), pointer))};
+}
+
+inline void store(float* pointer, Vec a, Full) { _mm512_storeu_ps(pointer, a.value); }
+inline void store(float* pointer, Vec a, Partial lanes) { _mm512_mask_storeu_ps(pointer, mask_of(lanes), a.value); }
+inline void store(bfloat16* pointer, Vec a, Full) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(pointer), narrow_bfloat16(a));
+}
+inline void store(bfloat16* pointer, Vec a, Partial lanes) {
+  _mm256_mask_storeu_epi16(pointer, mask_of(lanes), narrow_bfloat16(a));
+}
+inline void store(float16* pointer, Vec a, Full) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(pointer), narrow_float16(a));
+}
+inline void store(float16* pointer, Vec a, Partial lanes) {
+  _mm256_mask_storeu_epi16(pointer, mask_of(lanes), narrow_float16(a));
+}
+
+inline Vec keep(Vec a, Full, Vec) { return a; }
+inline Vec keep(Vec a, Partial lanes, Vec fill) { return {_mm512_mask_mov_ps(fill.value, mask_of(lanes), a.value)}; }
+
+#include "common/cpu/vec.h"
+
+}  // namespace rudnn::avx512

@@ -1,0 +1,85 @@
+// combine, its gradients, and the gradient of dispatch, one loop for every vector width.
+#include "cpu/combine.h"
+
+namespace rudnn::RUDNN_ISA {
+namespace {
+
+inline bool in_range(int64_t index, int64_t length) { return index >= 0 && index < length; }
+
+template <class T>
+[[gnu::flatten]] void forward(const CombineArgs& args, int64_t begin, int64_t end) {
+  const int64_t width = args.width;
+  const T* input = static_cast<const T*>(args.input);
+  for (int64_t token = begin; token < end; ++token) {
+    const int64_t first_slot = token * args.top_k;
+    T* output = static_cast<T*>(args.output) + token * width;
+    for_each_vector(width, [&](int64_t offset, auto lanes) {
+      Vec sum = broadcast(0.0f);
+      for (int64_t slot = first_slot; slot < first_slot + args.top_k; ++slot) {
+        const int64_t row = args.slot_rows[slot];
+        if (!in_range(row, args.rows)) continue;
+        const Vec weight = broadcast(args.weights != nullptr ? args.weights[slot] : 1.0f);
+        sum = fma(weight, load(input + row * width + offset, lanes), sum);
+      }
+      store(output + offset, sum, lanes);
+    });
+  }
+}
+
+template <class T>
+inline float dot(const T* a, const T* b, int64_t width) {
+  return static_cast<float>(sum_vectors<1>(width, [&](int64_t offset, auto lanes, Vec* total) {
+                              total[0] = fma(load(a + offset, lanes), load(b + offset, lanes), total[0]);
+                            }).value[0]);
+}
+
+template <class T>
+[[gnu::flatten]] void backward_rows(const CombineBackwardArgs& args, int64_t begin, int64_t end) {
+  const int64_t width = args.width;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t slot = args.row_slots[row];
+    T* grad_input = static_cast<T*>(args.grad_input) + row * width;
+    if (!in_range(slot, args.rows)) {
+      for_each_vector(width, [&](int64_t offset, auto lanes) { store(grad_input + offset, broadcast(0.0f), lanes); });
+      continue;
+    }
+    const T* grad = static_cast<const T*>(args.grad) + slot / args.top_k * width;
+    if (args.slot_rows[slot] == row) {
+      args.grad_weights[slot] = dot(static_cast<const T*>(args.input) + row * width, grad, width);
+    }
+    const Vec weight = broadcast(args.weights[slot]);
+    for_each_vector(width, [&](int64_t offset, auto lanes) {
+      store(grad_input + offset, weight * load(grad + offset, lanes), lanes);
+    });
+  }
+}
+
+template <class T>
+[[gnu::flatten]] void backward_slots(const CombineBackwardArgs& args, int64_t begin, int64_t end) {
+  const int64_t width = args.width;
+  for (int64_t slot = begin; slot < end; ++slot) {
+    const int64_t row = args.slot_rows[slot];
+    if (!in_range(row, args.rows)) {
+      args.grad_weights[slot] = 0.0f;
+    } else if (args.row_slots[row] != slot) {
+      const T* grad = static_cast<const T*>(args.grad) + slot / args.top_k * width;
+      args.grad_weights[slot] = dot(static_cast<const T*>(args.input) + row * width, grad, width);
+    }
+  }
+}
+
+}  // namespace
+
+void combine_tokens(const CombineArgs& args, int64_t begin, int64_t end) {
+  visit_dtype(args.dtype, [&](auto element) { forward<typename decltype(element)::type>(args, begin, end); });
+}
+
+void combine_backward_rows(const CombineBackwardArgs& args, int64_t begin, int64_t end) {
+  visit_dtype(args.dtype, [&](auto element) { backward_rows<typename decltype(element)::type>(args, begin, end); });
+}
+
+void combine_backward_slots(const CombineBackwardArgs& args, int64_t begin, int64_t end) {
+  visit_dtype(args.dtype, [&](auto element) { backward_slots<typename decltype(element)::type>(args, begin, end); });
+}
+
+}  // namespace rudnn::RUDNN_ISA

@@ -1,0 +1,2 @@
+#include "common/cpu/vec_generic.h"
+#include "cpu/combine.inl.h"
