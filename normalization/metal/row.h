@@ -7,19 +7,11 @@ using namespace metal;
 
 #include "common/device_function.h"
 #include "common/metal/instance.h"
+#include "common/metal/vectors.h"
 #include "metal/row_limits.h"
 #include "ops/row_scale.h"
 
 namespace rudnn {
-
-template <typename T, int kCount>
-struct VectorOf {
-  using type = vec<T, kCount>;
-};
-template <typename T>
-struct VectorOf<T, 1> {
-  using type = T;
-};
 
 // The threads of a row have its elements in vectors of kVector: thread t the vectors t, t + threads, ... Each keeps its
 // first kHeld vectors; what longer rows have beyond them it reads again each time. A simdgroup has a row, several of
@@ -84,24 +76,6 @@ inline long chunk_of(Team team) {
     _Pragma("unroll") for (int slot = 0; slot < Shape::kHeld; ++slot)           \
       if (const Place at = place_of<Shape>(team, chunk, slot); at.offset < (width))
 // clang-format on
-
-// Neighbouring elements, moved at once.
-
-template <typename Shape, typename T>
-inline typename VectorOf<T, Shape::kVector>::type load_vector(device const T* address) {
-  using Vector = typename VectorOf<T, Shape::kVector>::type;
-  return *reinterpret_cast<device const Vector*>(address);
-}
-template <typename Shape, typename T>
-inline typename Shape::Floats load_floats(device const T* address) {
-  return typename Shape::Floats(load_vector<Shape>(address));
-}
-// Rounds to nearest, ties to even.
-template <typename Shape, typename T>
-inline void store_floats(device T* address, typename Shape::Floats values) {
-  using Vector = typename VectorOf<T, Shape::kVector>::type;
-  *reinterpret_cast<device Vector*>(address) = Vector(values);
-}
 
 // A parameter of a norm: [width], float32 or of the rows' dtype.
 template <typename Shape, typename T>
