@@ -15,10 +15,7 @@
 namespace rudnn::cuda {
 
 #ifdef RUDNN_SIMT
-inline void describe(const char* name, const Tensor& tensor, simt::Access access) {
-  simt::register_buffer(tensor.const_data_ptr(), tensor.numel() * tensor.element_size(), name, access);
-}
-#define RUDNN_DESCRIBE(name, tensor, access) describe(name, tensor, simt::Access::access)
+#define RUDNN_DESCRIBE(name, tensor, access) simt::register_tensor(tensor, name, simt::Access::access)
 #else
 #define RUDNN_DESCRIBE(name, tensor, access) static_cast<void>(name)
 #endif

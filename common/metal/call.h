@@ -19,7 +19,7 @@ inline Memory memory_of(const Tensor& tensor) {
 
 #ifdef RUDNN_SIMT
 inline Memory describe(const char* name, const Tensor& tensor, simt::Access access) {
-  simt::register_buffer(tensor.const_data_ptr(), tensor.nbytes(), name, access);
+  simt::register_tensor(tensor, name, access);
   return memory_of(tensor);
 }
 #define RUDNN_DESCRIBE(name, tensor, access) describe(name, tensor, simt::Access::access)

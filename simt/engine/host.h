@@ -32,6 +32,15 @@ enum class Access {
 // Global memory that kernels may touch; everything else is out of bounds. Where ranges overlap, the newest counts;
 // registering an output or update again, as it is, changes nothing.
 SIMT_API void register_buffer(const void* begin, size_t bytes, const char* name, Access access);
+// The same for a tensor of PyTorch, whose outermost slices are contiguous but may lie apart.
+template <class Tensor>
+void register_tensor(const Tensor& tensor, const char* name, Access access) {
+  const int64_t slices = tensor.is_contiguous() ? 1 : tensor.size(0);
+  const size_t bytes = tensor.numel() * tensor.element_size() / slices;
+  const size_t step = slices > 1 ? tensor.stride(0) * tensor.element_size() : 0;
+  const char* begin = static_cast<const char*>(tensor.const_data_ptr());
+  for (int64_t slice = 0; slice < slices; ++slice) register_buffer(begin + slice * step, bytes, name, access);
+}
 SIMT_API void check_outputs();  // throws Error of kind unwritten-output
 SIMT_API void clear_buffers();
 
