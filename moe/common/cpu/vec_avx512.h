@@ -39,6 +39,29 @@ inline Vec where_less(Vec a, Vec b, Vec x, Vec y) {
 }
 inline float reduce_add(Vec a) { return _mm512_reduce_add_ps(a.value); }
 inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.value); }
+
+// Each step adds the halves of what is left of every vector, and puts two of the results side by side.
+inline void reduce_add_each(const Vec (&vectors)[8], float* sums) {
+  __m512 eighths[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = vectors[2 * i].value;
+    const __m512 b = vectors[2 * i + 1].value;
+    eighths[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
+  __m512 fourths[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m512 a = eighths[2 * i];
+    const __m512 b = eighths[2 * i + 1];
+    fourths[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+  const __m512 pairs =
+      _mm512_add_ps(_mm512_shuffle_ps(fourths[0], fourths[1], 0x44), _mm512_shuffle_ps(fourths[0], fourths[1], 0xee));
+  const __m512 ones = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0xb1));
+  // Lane 4 i holds the sum of vector i, lane 4 i + 2 that of vector 4 + i.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, ones)));
+}
+
 inline Vec round_to_integer(Vec a) {
   return {_mm512_roundscale_ps(a.value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
