@@ -1,0 +1,225 @@
+#include "cpu/experts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "common/cpu/dispatch.h"
+#include "common/cpu/float_row.h"
+#include "common/cpu/memory.h"
+#include "common/cpu/parallel.h"
+#include "common/cpu/widen_row.h"
+#include "cpu/dispatch.h"
+#include "cpu/tensor_indices.h"
+#include "cpu/workspace.h"
+#include "ops/experts.h"
+
+namespace rudnn {
+namespace {
+
+// Rows of a matrix of sums lie this much further apart, so that those of a hidden size that is a power of two do not
+// share a few sets of the cache.
+constexpr int64_t kSumPadding = 16;
+
+struct ExpertsKernel {
+  ExpertsPhase* activated;
+  ExpertsPhase* output;
+};
+
+ExpertsKernel choose_kernel() {
+  static const auto activated = RUDNN_CHOOSE(experts_activated);
+  static const auto output = RUDNN_CHOOSE(experts_output);
+  return {activated, output};
+}
+
+ExpertMatrices<const void> matrices_of(const Tensor& weight) { return {weight.const_data_ptr(), weight.stride(0)}; }
+
+ExpertMatrices<float> gradients_of(const Tensor* gradient) {
+  if (gradient == nullptr) return {};
+  return {static_cast<float*>(gradient->mutable_data_ptr()), gradient->stride(0)};
+}
+
+template <class Args>
+void set_weights(const ExpertWeights& weights, Args& args) {
+  args.dtype = dtype_of(*weights.down);
+  args.hidden = weights.down->size(1);
+  args.intermediate = weights.down->size(2);
+  args.gate = matrices_of(*weights.gate);
+  args.up = matrices_of(*weights.up);
+  args.down = matrices_of(*weights.down);
+}
+
+// The groups of all experts from offsets that are not trusted: they come out disjoint and within the rows.
+std::vector<ExpertGroup> groups_of(const int32_t* offsets, int64_t experts, int64_t rows) {
+  std::vector<ExpertGroup> groups(experts);
+  int64_t next = 0;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    const int64_t begin = std::clamp<int64_t>(offsets[expert], next, rows);
+    const int64_t end = std::clamp<int64_t>(offsets[expert + 1], begin, rows);
+    groups[expert] = {expert, begin, end};
+    next = end;
+  }
+  return groups;
+}
+
+std::vector<ExpertGroup> groups_of(const Tensor& expert_offsets, int64_t rows) {
+  return groups_of(static_cast<const int32_t*>(expert_offsets.const_data_ptr()), expert_offsets.numel() - 1, rows);
+}
+
+std::vector<ExpertGroup> groups_with_rows(std::vector<ExpertGroup> groups) {
+  const auto empty = [](const ExpertGroup& group) { return group.begin == group.end; };
+  groups.erase(std::remove_if(groups.begin(), groups.end(), empty), groups.end());
+  return groups;
+}
+
+// Zeroes the rows that belong to no group.
+void clear_other_rows(const std::vector<ExpertGroup>& groups, const Tensor& output) {
+  const int64_t rows = output.size(0);
+  const size_t row_bytes = static_cast<size_t>(output.size(1)) * output.element_size();
+  auto* data = static_cast<char*>(output.mutable_data_ptr());
+  int64_t next = 0;
+  const auto clear_until = [&](int64_t end) { std::memset(data + next * row_bytes, 0, (end - next) * row_bytes); };
+  for (const ExpertGroup& group : groups) {
+    clear_until(group.begin);
+    next = group.end;
+  }
+  clear_until(rows);
+}
+
+void run_kernel(const ExpertsKernel& kernel, const ExpertsArgs& args, int64_t rows) {
+  if (args.group_count > 0) {
+    const int64_t blocks = cpu::ceil_div(args.intermediate, kActivatedBlock);
+    const int64_t work = (rows / args.group_count + 1) * 2 * kActivatedBlock * args.hidden;
+    cpu::parallel_for(blocks * args.group_count, work,
+                      [&](int64_t begin, int64_t end) { kernel.activated(args, begin, end); });
+  }
+  const int64_t work = (rows + 1) * kOutputBlock * args.intermediate;
+  cpu::parallel_for(cpu::ceil_div(args.hidden, kOutputBlock), work,
+                    [&](int64_t begin, int64_t end) { kernel.output(args, begin, end); });
+}
+
+// Rows sorted by expert, and for each expert in the order of tokens and of their choices.
+struct SortedRows {
+  std::vector<ExpertGroup> groups;
+  std::vector<int32_t> tokens;
+  std::vector<float> weights;
+};
+
+SortedRows sort_rows(const Tensor& indices, const Tensor& weights, int64_t experts) {
+  const int64_t slots = indices.numel();
+  SortedRows sorted;
+  sorted.tokens.resize(slots);
+  std::vector<int32_t> offsets(experts + 1), row_slots(slots), slot_rows(slots);
+  sort_slots({indices_of(indices), slots, indices.size(1), experts, offsets.data(), nullptr, sorted.tokens.data(),
+              row_slots.data(), slot_rows.data()});
+  sorted.groups = groups_with_rows(groups_of(offsets.data(), experts, slots));
+  const cpu::FloatRow slot_weights(&weights);
+  sorted.weights.resize(offsets[experts]);
+  for (size_t row = 0; row < sorted.weights.size(); ++row) {
+    sorted.weights[row] = slot_weights.data()[row_slots[row]];
+  }
+  return sorted;
+}
+
+}  // namespace
+
+void launch_experts(const ExpertsCall& call) {
+  const std::vector<ExpertGroup> groups = groups_with_rows(groups_of(*call.expert_offsets, call.values->size(0)));
+  const int64_t rows = call.values->size(0);
+  ExpertsArgs args;
+  set_weights(call.weights, args);
+  args.groups = groups.data();
+  args.group_count = static_cast<int64_t>(groups.size());
+  args.input = call.values->const_data_ptr();
+  cpu::Workspace workspace(cpu::Workspace::size_of<char>(rows * args.intermediate * call.values->element_size()));
+  args.activated = workspace.take<char>(rows * args.intermediate * call.values->element_size());
+  args.gate_projection = mutable_data_or_null(call.gate_projection);
+  args.up_projection = mutable_data_or_null(call.up_projection);
+  args.output = call.output->mutable_data_ptr();
+  cpu::advise_huge_pages(call.output);
+  cpu::advise_huge_pages(call.gate_projection);
+  cpu::advise_huge_pages(call.up_projection);
+  clear_other_rows(groups, *call.output);
+  run_kernel(choose_kernel(), args, rows);
+}
+
+void launch_fused_experts(const FusedExpertsCall& call) {
+  const SortedRows sorted = sort_rows(*call.indices, *call.weights, call.expert_weights.down->size(0));
+  const auto rows = static_cast<int64_t>(sorted.weights.size());
+  ExpertsArgs args;
+  set_weights(call.expert_weights, args);
+  args.groups = sorted.groups.data();
+  args.group_count = static_cast<int64_t>(sorted.groups.size());
+  args.input = call.input->const_data_ptr();
+  args.row_tokens = sorted.tokens.data();
+  args.row_weights = sorted.weights.data();
+  args.tokens = call.input->size(0);
+  args.output = call.output->mutable_data_ptr();
+  args.sum_stride = args.hidden + kSumPadding;
+  const int64_t activated = rows * args.intermediate * call.input->element_size();
+  cpu::Workspace workspace(cpu::Workspace::size_of<char>(activated) +
+                           cpu::Workspace::size_of<float>(args.tokens * args.sum_stride));
+  args.activated = workspace.take<char>(activated);
+  args.sums = workspace.take<float>(args.tokens * args.sum_stride);
+  cpu::advise_huge_pages(call.output);
+  run_kernel(choose_kernel(), args, rows);
+}
+
+void launch_experts_backward(const ExpertsBackwardCall& call) {
+  static const auto widen = RUDNN_CHOOSE(widen_row);
+  static const auto grad_activated = RUDNN_CHOOSE(experts_grad_activated);
+  static const auto grad_input = RUDNN_CHOOSE(experts_grad_input);
+  static const auto grad_gate_up = RUDNN_CHOOSE(experts_grad_gate_up);
+  static const auto grad_down = RUDNN_CHOOSE(experts_grad_down);
+  const int64_t rows = call.values->size(0);
+  const std::vector<ExpertGroup> groups = groups_of(*call.expert_offsets, rows);
+  ExpertsBackwardArgs args;
+  set_weights(call.weights, args);
+  const int64_t hidden = args.hidden, intermediate = args.intermediate;
+  args.groups = groups.data();
+  args.group_count = static_cast<int64_t>(groups.size());
+  args.grad = call.grad->const_data_ptr();
+  args.input = call.values->const_data_ptr();
+  args.gate_projection = call.gate_projection->const_data_ptr();
+  args.up_projection = call.up_projection->const_data_ptr();
+  args.grad_input = mutable_data_or_null(call.grad_values);
+  args.grad_gate = gradients_of(call.grad_weights.gate);
+  args.grad_up = gradients_of(call.grad_weights.up);
+  args.grad_down = gradients_of(call.grad_weights.down);
+  cpu::Workspace workspace(cpu::Workspace::size_of<float>(rows * hidden) +
+                           3 * cpu::Workspace::size_of<float>(rows * intermediate));
+  args.wide_grad = workspace.take<float>(rows * hidden);
+  args.activated = workspace.take<float>(rows * intermediate);
+  args.grad_gate_projection = workspace.take<float>(rows * intermediate);
+  args.grad_up_projection = workspace.take<float>(rows * intermediate);
+
+  cpu::parallel_for(rows, hidden, [&](int64_t begin, int64_t end) {
+    const auto* grad = static_cast<const char*>(args.grad) + begin * hidden * call.grad->element_size();
+    widen(grad, args.dtype, (end - begin) * hidden, args.wide_grad + begin * hidden);
+  });
+  const int64_t work = (rows / args.group_count + 1) * kGradientBlock;
+  const auto run = [&](ExpertsBackwardPhase* phase, int64_t width, int64_t other_width) {
+    cpu::parallel_for(cpu::ceil_div(width, kGradientBlock) * args.group_count, work * other_width,
+                      [&](int64_t begin, int64_t end) { phase(args, begin, end); });
+  };
+  run(grad_activated, intermediate, hidden);
+  if (call.grad_values != nullptr) {
+    cpu::advise_huge_pages(call.grad_values);
+    clear_other_rows(groups, *call.grad_values);
+    run(grad_input, hidden, 2 * intermediate);
+  }
+  if (call.grad_weights.down != nullptr) {
+    cpu::advise_huge_pages(call.grad_weights.gate);
+    cpu::advise_huge_pages(call.grad_weights.up);
+    cpu::advise_huge_pages(call.grad_weights.down);
+    run(grad_gate_up, hidden, 2 * intermediate);
+    run(grad_down, intermediate, hidden);
+  }
+}
+
+bool has_tensor_core(DType dtype) {
+  static_cast<void>(dtype);
+  return false;
+}
+
+}  // namespace rudnn

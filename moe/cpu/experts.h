@@ -1,0 +1,111 @@
+// The experts of a range of features: projections by gate and up with SwiGLU, the projection by down, and their
+// gradients. Free of Torch, so that ISA-specific code can include it.
+#pragma once
+
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace rudnn {
+
+// The rows of one expert.
+struct ExpertGroup {
+  int64_t expert;
+  int64_t begin;
+  int64_t end;
+};
+
+// A weight of all experts: its matrices are contiguous and lie `stride` elements apart.
+template <class T>
+struct ExpertMatrices {
+  T* data = nullptr;
+  int64_t stride = 0;
+};
+
+// Groups have rows, are disjoint and ascend. Pointers marked optional may be null.
+struct ExpertsArgs {
+  DType dtype = DType::kFloat32;  // of what is not said to be float
+  int64_t hidden = 0;             // H
+  int64_t intermediate = 0;       // I
+  const ExpertGroup* groups = nullptr;
+  int64_t group_count = 0;
+  ExpertMatrices<const void> gate;  // [I, H]
+  ExpertMatrices<const void> up;    // [I, H]
+  ExpertMatrices<const void> down;  // [H, I]
+  const void* input = nullptr;      // [R, H], or [T, H] if sums are there
+  void* packed_input = nullptr;     // the kernel's own copy of the input, if it makes one
+  void* activated = nullptr;        // silu(gate x) * (up x), rounded, in a layout of the kernel's choice
+  void* gate_projection = nullptr;  // [R, I], optional
+  void* up_projection = nullptr;    // [R, I], there if gate_projection is
+  void* output = nullptr;           // [R, H], or [T, H] if sums are there
+  float* sums = nullptr;            // [T, sum_stride], scratch, optional
+  // There if sums are: rows are then weighted and summed for each token, in the order of rows.
+  int64_t tokens = 0;  // T
+  int64_t sum_stride = 0;
+  const int32_t* row_tokens = nullptr;  // [R]
+  const float* row_weights = nullptr;   // [R]
+};
+
+// Groups are those of all experts, also of those without rows.
+struct ExpertsBackwardArgs {
+  DType dtype = DType::kFloat32;
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  const ExpertGroup* groups = nullptr;
+  int64_t group_count = 0;
+  ExpertMatrices<const void> gate;
+  ExpertMatrices<const void> up;
+  ExpertMatrices<const void> down;
+  const void* grad = nullptr;             // [R, H]
+  const void* input = nullptr;            // [R, H]
+  const void* gate_projection = nullptr;  // [R, I]
+  const void* up_projection = nullptr;    // [R, I]
+  float* wide_grad = nullptr;             // [R, H], scratch
+  float* activated = nullptr;             // [R, I], scratch
+  float* grad_gate_projection = nullptr;  // [R, I], scratch
+  float* grad_up_projection = nullptr;    // [R, I], scratch
+  void* grad_input = nullptr;             // [R, H], optional
+  ExpertMatrices<float> grad_gate;        // optional
+  ExpertMatrices<float> grad_up;          // there if grad_gate is
+  ExpertMatrices<float> grad_down;        // there if grad_gate is
+};
+
+// The work of units [begin, end). Units may run at the same time.
+using ExpertsPhase = void(const ExpertsArgs& args, int64_t begin, int64_t end);
+using ExpertsBackwardPhase = void(const ExpertsBackwardArgs& args, int64_t begin, int64_t end);
+
+// Features of a unit: of the intermediate size in experts_activated, whose units are the pairs of such a block and a
+// group, groups first; of the hidden size in experts_output.
+inline constexpr int64_t kActivatedBlock = 16;
+inline constexpr int64_t kOutputBlock = 32;
+// Columns of a unit of the backward's phases.
+inline constexpr int64_t kGradientBlock = 64;
+
+namespace generic {
+ExpertsPhase experts_activated;
+ExpertsPhase experts_output;
+ExpertsBackwardPhase experts_grad_activated;
+ExpertsBackwardPhase experts_grad_input;
+ExpertsBackwardPhase experts_grad_gate_up;
+ExpertsBackwardPhase experts_grad_down;
+}  // namespace generic
+
+namespace avx2 {
+ExpertsPhase experts_activated;
+ExpertsPhase experts_output;
+ExpertsBackwardPhase experts_grad_activated;
+ExpertsBackwardPhase experts_grad_input;
+ExpertsBackwardPhase experts_grad_gate_up;
+ExpertsBackwardPhase experts_grad_down;
+}  // namespace avx2
+
+namespace avx512 {
+ExpertsPhase experts_activated;
+ExpertsPhase experts_output;
+ExpertsBackwardPhase experts_grad_activated;
+ExpertsBackwardPhase experts_grad_input;
+ExpertsBackwardPhase experts_grad_gate_up;
+ExpertsBackwardPhase experts_grad_down;
+}  // namespace avx512
+
+}  // namespace rudnn

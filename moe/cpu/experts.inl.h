@@ -1,0 +1,22 @@
+// Experts by dot products, for any vector width: rows of weights and of activations lie along the summed axis, so
+// neither is packed. A sum's order depends on its length alone, whatever is computed beside it.
+#include "cpu/experts.h"
+#include "cpu/experts_dot.inl.h"
+
+namespace rudnn::RUDNN_ISA {
+
+void experts_activated(const ExpertsArgs& args, int64_t begin, int64_t end) {
+  visit_dtype(args.dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    activated_units<WideProduct<T>>(args, begin, end);
+  });
+}
+
+void experts_output(const ExpertsArgs& args, int64_t begin, int64_t end) {
+  visit_dtype(args.dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    output_blocks<WideProduct<T>>(args, begin, end);
+  });
+}
+
+}  // namespace rudnn::RUDNN_ISA

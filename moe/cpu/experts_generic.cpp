@@ -1,0 +1,3 @@
+#include "common/cpu/vec_generic.h"
+#include "cpu/experts.inl.h"
+#include "cpu/experts_backward.inl.h"
