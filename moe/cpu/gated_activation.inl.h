@@ -31,20 +31,37 @@ inline Vec normal_cdf(Vec x) {
   return where_less(square, one, centre, tail);
 }
 
-// An activation and its derivative.
+// x, or the nearest number in [-limit, limit].
+inline Vec clamp(Vec x, float limit) { return -max(broadcast(-limit), -max(broadcast(-limit), x)); }
+
+// The sigmoid of x > -88 and what is missing to 1, both right in relation to themselves.
+struct Probability {
+  explicit Probability(Vec x) {
+    const Vec odds = exp(-x);
+    value = divide(broadcast(1.0f), broadcast(1.0f) + odds);
+    complement = odds * value;
+  }
+
+  Vec value;
+  Vec complement;
+};
+
+// An activation and its derivative, which far from 0 has its value at the limit to which x is clamped.
 struct Silu {
   static Vec value(Vec x) { return x * sigmoid(x); }
   static Vec slope(Vec x) {
-    const Vec probability = sigmoid(x);
-    return fma(x * probability, broadcast(1.0f) - probability, probability);
+    const Vec bounded = clamp(x, 80.0f);
+    const Probability probability(bounded);
+    return fma(bounded * probability.value, probability.complement, probability.value);
   }
 };
 
 struct Gelu {
   static Vec value(Vec x) { return x * normal_cdf(x); }
   static Vec slope(Vec x) {
-    const Vec density = broadcast(0.398942280f) * exp(broadcast(-0.5f) * x * x);
-    return fma(x, density, normal_cdf(x));
+    const Vec bounded = clamp(x, 14.0f);
+    const Vec density = broadcast(0.398942280f) * exp(broadcast(-0.5f) * bounded * bounded);
+    return fma(bounded, density, normal_cdf(bounded));
   }
 };
 
@@ -53,14 +70,13 @@ struct GeluTanh {
   static constexpr float kLinear = 1.59576912f;   // 2 sqrt(2 / pi)
   static constexpr float kCubic = 0.0713548163f;  // times 0.044715
 
-  static Vec probability(Vec x) { return sigmoid(x * fma(x * x, broadcast(kCubic), broadcast(kLinear))); }
-  static Vec value(Vec x) { return x * probability(x); }
+  static Vec twice_u(Vec x) { return x * fma(x * x, broadcast(kCubic), broadcast(kLinear)); }
+  static Vec value(Vec x) { return x * sigmoid(twice_u(x)); }
   static Vec slope(Vec x) {
-    // Beyond 16 the probability is 0 or 1 and only overflow would change.
-    const Vec bounded = -max(broadcast(-16.0f), -max(broadcast(-16.0f), x));
-    const Vec share = probability(bounded);
+    const Vec bounded = clamp(x, 10.0f);
+    const Probability probability(twice_u(bounded));
     const Vec inner = fma(bounded * bounded, broadcast(3 * kCubic), broadcast(kLinear));
-    return fma(bounded * share * (broadcast(1.0f) - share), inner, share);
+    return fma(bounded * probability.value * probability.complement, inner, probability.value);
   }
 };
 
