@@ -142,6 +142,39 @@ __device__ __forceinline__ void store_vec(T* address, const Vec<T, N>& value) {
   *reinterpret_cast<Bits*>(address) = *reinterpret_cast<const Bits*>(&value);
 }
 
+// kVector neighbouring elements, widened, in loads of at most 16 bytes.
+template <int kVector, class T>
+__device__ __forceinline__ void load_floats(float (&out)[kVector], const T* address) {
+  constexpr int kPerLoad = kVector * sizeof(T) <= 16 ? kVector : 16 / sizeof(T);
+#pragma unroll
+  for (int i = 0; i < kVector; i += kPerLoad) {
+    const auto part = load_vec<kPerLoad>(address + i);
+#pragma unroll
+    for (int j = 0; j < kPerLoad; ++j) out[i + j] = to_float(part[j]);
+  }
+}
+
+template <class T, int kVector>
+__device__ __forceinline__ Vec<T, kVector> rounded_to(const float (&values)[kVector]) {
+  Vec<T, kVector> out;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) out[i] = from_float<T>(values[i]);
+  return out;
+}
+
+// Rounded, in stores of at most 16 bytes.
+template <class T, int kVector>
+__device__ __forceinline__ void store_floats(T* address, const float (&values)[kVector]) {
+  constexpr int kPerStore = kVector * sizeof(T) <= 16 ? kVector : 16 / sizeof(T);
+#pragma unroll
+  for (int i = 0; i < kVector; i += kPerStore) {
+    Vec<T, kPerStore> part;
+#pragma unroll
+    for (int j = 0; j < kPerStore; ++j) part[j] = from_float<T>(values[i + j]);
+    store_vec(address + i, part);
+  }
+}
+
 // Two elements in one register, the first in the low half: the unit of the mma fragments.
 template <class T>
 __device__ __forceinline__ uint32_t pack(T low, T high) {

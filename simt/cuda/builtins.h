@@ -52,6 +52,14 @@ inline void combine_ballot(const WarpCall& call) {
   call.for_each_lane([&](int lane) { call.out<unsigned>(lane) = votes; });
 }
 
+inline void combine_match(const WarpCall& call) {
+  call.for_each_lane([&](int lane) {
+    unsigned equal = 0;
+    call.for_each_lane([&](int other) { equal |= unsigned{call.in<int>(lane) == call.in<int>(other)} << other; });
+    call.out<unsigned>(lane) = equal;
+  });
+}
+
 constexpr size_t kSharedLimit = 227 << 10;  // a block's opt-in limit on sm_90
 
 template <class... Params>
@@ -92,6 +100,13 @@ SIMT_INLINE int __any_sync(unsigned mask, int vote, simt::Site at = simt::here()
 SIMT_INLINE int __all_sync(unsigned mask, int vote, simt::Site at = simt::here()) {
   return __ballot_sync(mask, vote, at) == mask;
 }
+SIMT_INLINE unsigned __match_any_sync(unsigned mask, int value, simt::Site at = simt::here()) {
+  unsigned equal;
+  simt::warp_collective(mask, &value, &equal, simt::cuda::combine_match, "__match_any_sync", at);
+  return equal;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 
 template <class T>
 SIMT_INLINE T atomicAdd(T* address, std::common_type_t<T> value) {

@@ -87,6 +87,14 @@ def test_shuffles_and_votes(run):
     assert np.array_equal(out[7], np.where(LANES < 16, LANES ^ 15, 100 + (LANES ^ 1)))
 
 
+def test_matches_and_bit_counts(run):
+    out = run("matches", output((3, 32)))
+    equal = [sum(1 << other for other in range(lane % 5, 32, 5)) for lane in range(32)]
+    assert out[0].astype(np.uint32).tolist() == equal
+    assert out[1].tolist() == [bits.bit_count() for bits in equal]
+    assert out[2].tolist() == [32 - lane.bit_length() for lane in range(32)]
+
+
 def test_reductions_give_every_lane_the_result(run):
     x = np.random.default_rng(1).standard_normal(32).astype(np.float32)
     out = run("reductions", output((2, 32), np.float32), Buffer(x, "x"))

@@ -17,6 +17,7 @@ SM80 = {
     "load_matrixILi4ELb0": r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16",
     "load_matrixILi4ELb1": r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16",
     "shuffles": r"shfl\.sync\.idx|vote\.sync\.ballot",
+    "matches": r"match\.any\.sync\.b32",
     "reductions": r"shfl\.sync\.bfly",
     "copy_asyncILi4E": r"cp\.async\.ca\.shared\.global",
     "copy_asyncILi16E": r"cp\.async\.cg\.shared\.global",

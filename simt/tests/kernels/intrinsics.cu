@@ -44,6 +44,13 @@ __global__ void shuffles(int* out) {
     out[224 + lane] = __shfl_xor_sync(half, 100 + lane, 1);
 }
 
+__global__ void matches(int* out) {
+  const int lane = threadIdx.x;
+  out[lane] = static_cast<int>(__match_any_sync(kFullMask, lane % 5));
+  out[32 + lane] = __popc(out[lane]);
+  out[64 + lane] = __clz(lane);
+}
+
 __global__ void reductions(float* out, const float* in) {
   const int lane = threadIdx.x;
   out[lane] = warp_sum(in[lane]);
@@ -161,6 +168,7 @@ ENTRY(run_load_matrix, int64_t matrices, int64_t transpose, uint32_t* out, const
   ENTRY_BODY(launch(kernel, {1, 32}, out, in));
 }
 ENTRY(run_shuffles, int* out) { ENTRY_BODY(launch(shuffles, {1, 32}, out)); }
+ENTRY(run_matches, int* out) { ENTRY_BODY(launch(matches, {1, 32}, out)); }
 ENTRY(run_reductions, float* out, const float* in) { ENTRY_BODY(launch(reductions, {1, 32}, out, in)); }
 ENTRY(run_indices, int* out) { ENTRY_BODY(launch(indices, {{2, 3, 2}, {4, 2, 5}}, out)); }
 ENTRY(run_copy_async, int64_t bytes, unsigned char* out, const unsigned char* in) {
