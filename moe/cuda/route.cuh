@@ -26,7 +26,7 @@ class LaneLogits {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int expert = warp_lane() + i * kWarpSize;
-      if (expert < experts) held_[i] = to_float(row[expert]);
+      held_[i] = expert < experts ? to_float(row[expert]) : -INFINITY;
     }
   }
 

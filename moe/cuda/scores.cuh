@@ -6,14 +6,14 @@
 
 namespace rudnn {
 
-// Softmax over the row of a warp: its largest logit, without NaN, and the sum of the exponentials, which is NaN in a row
+// Softmax over the row of a warp: its largest logit, without NaN, and the sum of the numerators, which is NaN in a row
 // that holds NaN or +inf, or nothing but -inf.
 struct Softmax {
   float largest;
   float sum;
 
-  __device__ __forceinline__ float exponential(float logit) const { return exponential(logit - largest); }
-  __device__ __forceinline__ float score(float logit) const { return exponential(logit) / sum; }
+  __device__ __forceinline__ float numerator(float logit) const { return exponential(logit - largest); }
+  __device__ __forceinline__ float score(float logit) const { return numerator(logit) / sum; }
 };
 
 // for_each(visit) calls visit(expert, logit) for each expert of this lane.
@@ -22,7 +22,7 @@ __device__ __forceinline__ Softmax warp_softmax(ForEach for_each) {
   Softmax softmax{-INFINITY, 0.0f};
   for_each([&](int, float logit) { softmax.largest = fmaxf(softmax.largest, logit); });
   softmax.largest = warp_max(softmax.largest);
-  for_each([&](int, float logit) { softmax.sum += softmax.exponential(logit); });
+  for_each([&](int, float logit) { softmax.sum += softmax.numerator(logit); });
   softmax.sum = warp_sum(softmax.sum);
   return softmax;
 }
