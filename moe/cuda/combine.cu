@@ -1,7 +1,6 @@
-#include "ops/combine.h"
-
 #include "cuda/combine.cuh"
 #include "cuda/launch.cuh"
+#include "ops/combine.h"
 
 namespace rudnn {
 

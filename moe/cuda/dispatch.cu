@@ -1,10 +1,9 @@
-#include "ops/dispatch.h"
-
 #include <algorithm>
 
 #include "cuda/combine.cuh"
 #include "cuda/dispatch.cuh"
 #include "cuda/launch.cuh"
+#include "ops/dispatch.h"
 
 namespace rudnn {
 namespace {

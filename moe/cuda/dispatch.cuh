@@ -1,8 +1,8 @@
 // dispatch: a stable counting sort of the slots by expert, and the tokens' rows in that order.
 //
 // Slots are split into chunks of `chunk_slots`, each counted and placed by one warp. Slots without an expert go to one
-// more bucket, after the experts'. A warp keeps the counts of kBucketTile buckets in shared memory; where there are more,
-// further warps read the same slots for the others.
+// more bucket, after the experts'. A warp keeps the counts of kBucketTile buckets in shared memory; where there are
+// more, further warps read the same slots for the others.
 #pragma once
 
 #include "cuda/arguments.cuh"
@@ -44,8 +44,9 @@ class ChunkWalk {
     return args_.counts + chunk_ * (args_.experts + 1) + first_bucket();
   }
 
-  // Calls visit(slot, bucket - first_bucket(), lanes) for the slots of this lane, in rounds that the whole warp takes part
-  // in; `lanes` is the set of lanes whose slots are of this bucket. A slot of other buckets comes with a bucket of -1.
+  // Calls visit(slot, bucket - first_bucket(), lanes) for the slots of this lane, in rounds that the whole warp takes
+  // part in; `lanes` is the set of lanes whose slots are of this bucket. A slot of other buckets comes with a bucket of
+  // -1.
   template <class Visit>
   __device__ __forceinline__ void for_each_slot(Visit visit) const {
     const int64_t end = min(args_.slots, (chunk_ + 1) * args_.chunk_slots);

@@ -1,11 +1,10 @@
-#include "ops/experts.h"
-
 #include <optional>
 
 #include "cuda/experts.cuh"
 #include "cuda/launch.cuh"
 #include "ops/combine.h"
 #include "ops/dispatch.h"
+#include "ops/experts.h"
 
 namespace rudnn {
 namespace {
@@ -119,8 +118,7 @@ void launch_experts_backward(const ExpertsBackwardCall& call) {
         using T = typename decltype(type)::type;
         using Tile = decltype(tile);
         launch_rows<T, Tile, ActivateBackward>(args, args.intermediate, Tile::kColumns, stream);
-        if (args.grad_values != nullptr)
-          launch_rows<T, Tile, ValueGradient>(args, args.hidden, Tile::kColumns, stream);
+        if (args.grad_values != nullptr) launch_rows<T, Tile, ValueGradient>(args, args.hidden, Tile::kColumns, stream);
       });
     }
     const ExpertWeights& grads = call.grad_weights;

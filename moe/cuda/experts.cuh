@@ -1,6 +1,6 @@
-// experts: down(silu(gate x) * (up x)) for the rows of each expert, and its gradients, as products over ragged groups of
-// rows. A problem says what a block's tile of a product reads and what becomes of the sums; a tile says how the block
-// computes it.
+// experts: down(silu(gate x) * (up x)) for the rows of each expert, and its gradients, as products over ragged groups
+// of rows. A problem says what a block's tile of a product reads and what becomes of the sums; a tile says how the
+// block computes it.
 #pragma once
 
 #include "cuda/scalar_product.cuh"
@@ -212,8 +212,7 @@ class ActivateBackward : public RowProblem<Tile> {
       up[i] = grad[i] * swiglu.up_slope;
     }
     store_run(this->template result_row<T>(args_.activated, row, width), column, width, activated, args_.vectors);
-    store_run(this->template result_row<T>(args_.grad_gate_projection, row, width), column, width, gate,
-              args_.vectors);
+    store_run(this->template result_row<T>(args_.grad_gate_projection, row, width), column, width, gate, args_.vectors);
     store_run(this->template result_row<T>(args_.grad_up_projection, row, width), column, width, up, args_.vectors);
   }
 

@@ -1,7 +1,6 @@
-#include "ops/gated_activation.h"
-
 #include "cuda/gated_activation.cuh"
 #include "cuda/launch.cuh"
+#include "ops/gated_activation.h"
 
 namespace rudnn {
 namespace {

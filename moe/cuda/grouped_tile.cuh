@@ -60,8 +60,8 @@ __host__ __device__ inline int64_t row_tiles(int64_t rows, int64_t experts) {
   return rows / kTileRows + experts + 2;
 }
 
-// The position of a block in a grid of row_tiles * column_tiles. Neighbouring blocks share a few row tiles and sweep over
-// the columns, so that both operands stay in the cache.
+// The position of a block in a grid of row_tiles * column_tiles. Neighbouring blocks share a few row tiles and sweep
+// over the columns, so that both operands stay in the cache.
 struct TilePosition {
   int64_t row_tile;
   int64_t column_tile;

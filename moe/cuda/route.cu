@@ -1,7 +1,6 @@
-#include "ops/route.h"
-
 #include "cuda/launch.cuh"
 #include "cuda/route.cuh"
+#include "ops/route.h"
 
 namespace rudnn {
 namespace {

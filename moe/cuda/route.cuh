@@ -85,9 +85,8 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) route(RouteArgs arg
   float sum = kRenormalizeEpsilon;
   for (int j = 0; j < args.top_k; ++j) {
     Rank best = 0;
-    logits.for_each_score(softmax, [&](int expert, float score) {
-      best = better_below(last, best, rank_of(score, expert));
-    });
+    logits.for_each_score(softmax,
+                          [&](int expert, float score) { best = better_below(last, best, rank_of(score, expert)); });
     last = warp_best(best);
     sum += score_of(last);
     if (lane == j % kWarpSize) indices[j] = expert_of(last);

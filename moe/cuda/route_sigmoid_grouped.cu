@@ -1,7 +1,6 @@
-#include "ops/route_sigmoid_grouped.h"
-
 #include "cuda/launch.cuh"
 #include "cuda/route_sigmoid_grouped.cuh"
+#include "ops/route_sigmoid_grouped.h"
 
 namespace rudnn {
 
@@ -22,9 +21,8 @@ void launch_route_sigmoid_grouped(const RouteSigmoidGroupedCall& call) {
     args.weights = cuda::output_data("weights", call.weights);
     LaunchConfig config = warp_grid(args.tokens, stream);
     config.shared_bytes = kWarpsPerBlock * grouped_ranks_bytes(args.experts, args.groups);
-    visit_dtype(dtype_of(*call.logits), [&](auto type) {
-      launch(route_sigmoid_grouped<typename decltype(type)::type>, config, args);
-    });
+    visit_dtype(dtype_of(*call.logits),
+                [&](auto type) { launch(route_sigmoid_grouped<typename decltype(type)::type>, config, args); });
   });
 }
 

@@ -14,8 +14,8 @@ constexpr int kMostChosenPerLane = kMaxGroupedTopK / kWarpSize;
 struct RouteSigmoidGroupedArgs {
   int64_t tokens;
   int experts;
-  int top_k;            // at most kMaxGroupedTopK
-  int groups;           // at most kMaxGroups
+  int top_k;   // at most kMaxGroupedTopK
+  int groups;  // at most kMaxGroups
   int selected_groups;
   bool group_top_two;
   bool renormalize;
@@ -35,9 +35,7 @@ struct GroupedRanks {
   __device__ __forceinline__ Rank& at(int group, int i) const { return ranks[group * (group_size + 1) + i]; }
   __device__ __forceinline__ Rank& operator[](int expert) const { return ranks[expert + expert / group_size]; }
 };
-inline int grouped_ranks_bytes(int experts, int groups) {
-  return static_cast<int>(sizeof(Rank)) * (experts + groups);
-}
+inline int grouped_ranks_bytes(int experts, int groups) { return static_cast<int>(sizeof(Rank)) * (experts + groups); }
 
 // The score of a group, with the group in place of an expert.
 __device__ __forceinline__ Rank rank_group(const GroupedRanks& ranks, int group, bool top_two) {
@@ -100,8 +98,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) route_sigmoid_group
   Rank last = kHighestRank;
   for (int j = 0; j < args.top_k; ++j) {
     Rank best = 0;
-    for (int expert = lane; expert < args.experts; expert += kWarpSize)
-      best = better_below(last, best, ranks[expert]);
+    for (int expert = lane; expert < args.experts; expert += kWarpSize) best = better_below(last, best, ranks[expert]);
     last = warp_best(best);
 #pragma unroll
     for (int i = 0; i < kMostChosenPerLane; ++i)

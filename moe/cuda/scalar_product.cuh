@@ -5,8 +5,8 @@
 
 namespace rudnn {
 
-// 256 threads compute 64 x 128 elements, 4 x 8 each, and read 16 elements of the summed axis at a time. A thread has the
-// columns 4 * x to 4 * x + 3 of the left half of the tile, and the same of the right half.
+// 256 threads compute 64 x 128 elements, 4 x 8 each, and read 16 elements of the summed axis at a time. A thread has
+// the columns 4 * x to 4 * x + 3 of the left half of the tile, and the same of the right half.
 struct ScalarTile {
   static constexpr int kRows = 64, kColumns = 128, kDepth = 16;
   static constexpr int kThreads = 256, kLeastBlocks = 2;
@@ -17,8 +17,8 @@ struct ScalarTile {
   using Sums = float[kRun][2 * kRun];
 };
 
-// kDepth x kExtent elements of an operand as float32 in shared memory, sums' axis first. Groups of 8 columns are permuted
-// by depth, so that the stores of a transposed operand meet no bank twice.
+// kDepth x kExtent elements of an operand as float32 in shared memory, sums' axis first. Groups of 8 columns are
+// permuted by depth, so that the stores of a transposed operand meet no bank twice.
 template <class T, int kExtent>
 class ScalarStage {
  public:

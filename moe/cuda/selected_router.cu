@@ -1,7 +1,6 @@
-#include "ops/selected_router.h"
-
 #include "cuda/launch.cuh"
 #include "cuda/selected_router.cuh"
+#include "ops/selected_router.h"
 
 namespace rudnn {
 namespace {

@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) selected_router_wei
 }
 
 // With s the chosen scores, d their divisor and g the gradient of the weights times the scale, the gradient of s is
-// g / d, less sum(g * s) / d^2 if d is their sum. Through the softmax, that of logit e is p_e * (G_e - sum(p * G)) where
-// G_e sums the gradients of expert e's scores; through the sigmoid it is p_e * (1 - p_e) * G_e.
+// g / d, less sum(g * s) / d^2 if d is their sum. Through the softmax, that of logit e is p_e * (G_e - sum(p * G))
+// where G_e sums the gradients of expert e's scores; through the sigmoid it is p_e * (1 - p_e) * G_e.
 template <class T>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) selected_router_backward(SelectedRouterArgs args) {
   __shared__ int chosen_experts[kWarpsPerBlock][kMaxSelected];

@@ -28,7 +28,7 @@ struct TensorCoreTile {
 template <class T, int kRows, int kColumns>
 struct SwizzledStage {
   static constexpr int kChunkElements = 16 / sizeof(T);
-  static constexpr int kChunks = kColumns / kChunkElements;  // of a row
+  static constexpr int kChunks = kColumns / kChunkElements;            // of a row
   static constexpr int kRowsPerLine = kChunks >= 8 ? 1 : 8 / kChunks;  // a line is 128 bytes, all banks
   static constexpr int kPermuted = kChunks >= 8 ? 8 : kChunks;
 
@@ -93,7 +93,8 @@ struct FragmentLoader {
     if constexpr (kAlongRows)
       ldmatrix<4>(registers, stage + Stage::position(extent + 8 * extent_half + lane_row, depth / 8 + depth_half));
     else
-      ldmatrix<4, true>(registers, stage + Stage::position(depth + 8 * depth_half + lane_row, extent / 8 + extent_half));
+      ldmatrix<4, true>(registers,
+                        stage + Stage::position(depth + 8 * depth_half + lane_row, extent / 8 + extent_half));
   }
 };
 
