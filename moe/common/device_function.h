@@ -7,6 +7,7 @@
 #pragma METAL fp math_mode(safe)
 #pragma METAL fp contract(off)
 #define RUDNN_DEVICE inline
+using namespace metal;
 #else
 #include "common/cuda/device.cuh"
 #define RUDNN_DEVICE __device__ __forceinline__

@@ -15,15 +15,7 @@
 namespace rudnn::cuda {
 
 #ifdef RUDNN_SIMT
-// A view may leave gaps between its elements: they are within its range, and not written.
-inline void describe(const char* name, const Tensor& tensor, simt::Access access) {
-  int64_t elements = tensor.numel() > 0 ? 1 : 0;
-  for (int64_t axis = 0; axis < tensor.dim() && elements > 0; ++axis)
-    elements += (tensor.size(axis) - 1) * tensor.stride(axis);
-  if (access == simt::Access::output && elements != tensor.numel()) access = simt::Access::scratch;
-  simt::register_buffer(tensor.const_data_ptr(), elements * tensor.element_size(), name, access);
-}
-#define RUDNN_DESCRIBE(name, tensor, access) describe(name, tensor, simt::Access::access)
+#define RUDNN_DESCRIBE(name, tensor, access) simt::register_tensor(tensor, name, simt::Access::access)
 #else
 #define RUDNN_DESCRIBE(name, tensor, access) static_cast<void>(name)
 #endif
