@@ -4,6 +4,11 @@
 #include <cstring>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "common/cpu/dispatch.h"
 #include "common/cpu/float_row.h"
 #include "common/cpu/memory.h"
@@ -21,15 +26,34 @@ namespace {
 // share a few sets of the cache.
 constexpr int64_t kSumPadding = 16;
 
+// Whether the system lets this process use the tiles of AMX, for which it wants to be asked once.
+bool has_tiles() {
+#if RUDNN_X86_ISAS && defined(__linux__)
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+  static const bool granted =
+      cpu::isa() >= cpu::Isa::kAmx && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+
 struct ExpertsKernel {
+  ExpertsPhase* pack;  // null where the rows are taken as they are
   ExpertsPhase* activated;
   ExpertsPhase* output;
 };
 
-ExpertsKernel choose_kernel() {
+ExpertsKernel choose_kernel(bool tensor_core) {
+#if RUDNN_X86_ISAS
+  if (tensor_core && has_tiles()) return {&amx::experts_pack, &amx::experts_activated, &amx::experts_output};
+  if (tensor_core) return {nullptr, &avx512_bf16::experts_activated, &avx512_bf16::experts_output};
+#endif
   static const auto activated = RUDNN_CHOOSE(experts_activated);
   static const auto output = RUDNN_CHOOSE(experts_output);
-  return {activated, output};
+  static_cast<void>(tensor_core);
+  return {nullptr, activated, output};
 }
 
 ExpertMatrices<const void> matrices_of(const Tensor& weight) { return {weight.const_data_ptr(), weight.stride(0)}; }
@@ -49,15 +73,22 @@ void set_weights(const ExpertWeights& weights, Args& args) {
   args.down = matrices_of(*weights.down);
 }
 
+int64_t blocks_of(const ExpertGroup& group) { return cpu::ceil_div(group.end - group.begin, kRowBlock); }
+
+int64_t blocks_of(const std::vector<ExpertGroup>& groups) {
+  return groups.empty() ? 0 : groups.back().first_block + blocks_of(groups.back());
+}
+
 // The groups of all experts from offsets that are not trusted: they come out disjoint and within the rows.
 std::vector<ExpertGroup> groups_of(const int32_t* offsets, int64_t experts, int64_t rows) {
   std::vector<ExpertGroup> groups(experts);
-  int64_t next = 0;
+  int64_t next = 0, block = 0;
   for (int64_t expert = 0; expert < experts; ++expert) {
     const int64_t begin = std::clamp<int64_t>(offsets[expert], next, rows);
     const int64_t end = std::clamp<int64_t>(offsets[expert + 1], begin, rows);
-    groups[expert] = {expert, begin, end};
+    groups[expert] = {expert, begin, end, block};
     next = end;
+    block += blocks_of(groups[expert]);
   }
   return groups;
 }
@@ -86,16 +117,30 @@ void clear_other_rows(const std::vector<ExpertGroup>& groups, const Tensor& outp
   clear_until(rows);
 }
 
-void run_kernel(const ExpertsKernel& kernel, const ExpertsArgs& args, int64_t rows) {
+// Runs the phases of a kernel on args that lack its scratch memory.
+void run_kernel(const ExpertsKernel& kernel, ExpertsArgs args, int64_t rows, int64_t blocks) {
+  using cpu::Workspace;
+  const bool packed = kernel.pack != nullptr;
+  const int64_t element_size = args.dtype == DType::kFloat32 ? 4 : 2;
+  const int64_t input_bytes = packed ? blocks * amx::packed_size(args.hidden) * element_size : 0;
+  const int64_t activated_bytes =
+      (packed ? blocks * amx::packed_size(args.intermediate) : rows * args.intermediate) * element_size;
+  args.sum_stride = cpu::ceil_div(args.hidden, kSumPadding) * kSumPadding + kSumPadding;
+  Workspace workspace(Workspace::size_of<char>(input_bytes) + Workspace::size_of<char>(activated_bytes) +
+                      Workspace::size_of<float>(args.tokens * args.sum_stride));
+  args.packed_input = workspace.take<char>(input_bytes);
+  args.activated = workspace.take<char>(activated_bytes);
+  if (args.row_tokens != nullptr) args.sums = workspace.take<float>(args.tokens * args.sum_stride);
+
+  const auto run = [&](ExpertsPhase* phase, int64_t units, int64_t work) {
+    cpu::parallel_for(units, work, [&](int64_t begin, int64_t end) { phase(args, begin, end); });
+  };
+  if (packed) run(kernel.pack, blocks, kRowBlock * args.hidden);
   if (args.group_count > 0) {
-    const int64_t blocks = cpu::ceil_div(args.intermediate, kActivatedBlock);
-    const int64_t work = (rows / args.group_count + 1) * 2 * kActivatedBlock * args.hidden;
-    cpu::parallel_for(blocks * args.group_count, work,
-                      [&](int64_t begin, int64_t end) { kernel.activated(args, begin, end); });
+    run(kernel.activated, cpu::ceil_div(args.intermediate, kActivatedBlock) * args.group_count,
+        (rows / args.group_count + 1) * 2 * kActivatedBlock * args.hidden);
   }
-  const int64_t work = (rows + 1) * kOutputBlock * args.intermediate;
-  cpu::parallel_for(cpu::ceil_div(args.hidden, kOutputBlock), work,
-                    [&](int64_t begin, int64_t end) { kernel.output(args, begin, end); });
+  run(kernel.output, cpu::ceil_div(args.hidden, kOutputBlock), (rows + 1) * kOutputBlock * args.intermediate);
 }
 
 // Rows sorted by expert, and for each expert in the order of tokens and of their choices.
@@ -131,8 +176,6 @@ void launch_experts(const ExpertsCall& call) {
   args.groups = groups.data();
   args.group_count = static_cast<int64_t>(groups.size());
   args.input = call.values->const_data_ptr();
-  cpu::Workspace workspace(cpu::Workspace::size_of<char>(rows * args.intermediate * call.values->element_size()));
-  args.activated = workspace.take<char>(rows * args.intermediate * call.values->element_size());
   args.gate_projection = mutable_data_or_null(call.gate_projection);
   args.up_projection = mutable_data_or_null(call.up_projection);
   args.output = call.output->mutable_data_ptr();
@@ -140,7 +183,7 @@ void launch_experts(const ExpertsCall& call) {
   cpu::advise_huge_pages(call.gate_projection);
   cpu::advise_huge_pages(call.up_projection);
   clear_other_rows(groups, *call.output);
-  run_kernel(choose_kernel(), args, rows);
+  run_kernel(choose_kernel(call.tensor_core), args, rows, blocks_of(groups));
 }
 
 void launch_fused_experts(const FusedExpertsCall& call) {
@@ -155,14 +198,8 @@ void launch_fused_experts(const FusedExpertsCall& call) {
   args.row_weights = sorted.weights.data();
   args.tokens = call.input->size(0);
   args.output = call.output->mutable_data_ptr();
-  args.sum_stride = args.hidden + kSumPadding;
-  const int64_t activated = rows * args.intermediate * call.input->element_size();
-  cpu::Workspace workspace(cpu::Workspace::size_of<char>(activated) +
-                           cpu::Workspace::size_of<float>(args.tokens * args.sum_stride));
-  args.activated = workspace.take<char>(activated);
-  args.sums = workspace.take<float>(args.tokens * args.sum_stride);
   cpu::advise_huge_pages(call.output);
-  run_kernel(choose_kernel(), args, rows);
+  run_kernel(choose_kernel(call.tensor_core), args, rows, blocks_of(sorted.groups));
 }
 
 void launch_experts_backward(const ExpertsBackwardCall& call) {
@@ -217,9 +254,6 @@ void launch_experts_backward(const ExpertsBackwardCall& call) {
   }
 }
 
-bool has_tensor_core(DType dtype) {
-  static_cast<void>(dtype);
-  return false;
-}
+bool has_tensor_core(DType dtype) { return dtype == DType::kBFloat16 && cpu::isa() >= cpu::Isa::kAvx512Bf16; }
 
 }  // namespace rudnn

@@ -13,7 +13,11 @@ struct ExpertGroup {
   int64_t expert;
   int64_t begin;
   int64_t end;
+  int64_t first_block;  // of rows in the packed layouts; groups begin new ones
 };
+
+// Rows of a block in the packed layouts of AMX.
+inline constexpr int64_t kRowBlock = 32;
 
 // A weight of all experts: its matrices are contiguous and lie `stride` elements apart.
 template <class T>
@@ -32,18 +36,18 @@ struct ExpertsArgs {
   ExpertMatrices<const void> gate;  // [I, H]
   ExpertMatrices<const void> up;    // [I, H]
   ExpertMatrices<const void> down;  // [H, I]
-  const void* input = nullptr;      // [R, H], or [T, H] if sums are there
+  const void* input = nullptr;      // [R, H], or [T, H] if rows are summed
   void* packed_input = nullptr;     // the kernel's own copy of the input, if it makes one
   void* activated = nullptr;        // silu(gate x) * (up x), rounded, in a layout of the kernel's choice
   void* gate_projection = nullptr;  // [R, I], optional
   void* up_projection = nullptr;    // [R, I], there if gate_projection is
-  void* output = nullptr;           // [R, H], or [T, H] if sums are there
-  float* sums = nullptr;            // [T, sum_stride], scratch, optional
-  // There if sums are: rows are then weighted and summed for each token, in the order of rows.
-  int64_t tokens = 0;  // T
-  int64_t sum_stride = 0;
+  void* output = nullptr;           // [R, H], or [T, H] if rows are summed
+  // Optional: rows are then weighted and summed for each token, in their order.
+  int64_t tokens = 0;                   // T
   const int32_t* row_tokens = nullptr;  // [R]
   const float* row_weights = nullptr;   // [R]
+  float* sums = nullptr;                // [T, sum_stride], scratch
+  int64_t sum_stride = 0;
 };
 
 // Groups are those of all experts, also of those without rows.
@@ -80,6 +84,19 @@ inline constexpr int64_t kActivatedBlock = 16;
 inline constexpr int64_t kOutputBlock = 32;
 // Columns of a unit of the backward's phases.
 inline constexpr int64_t kGradientBlock = 64;
+
+namespace avx512_bf16 {
+ExpertsPhase experts_activated;
+ExpertsPhase experts_output;
+}  // namespace avx512_bf16
+
+namespace amx {
+ExpertsPhase experts_pack;  // units are blocks of rows
+ExpertsPhase experts_activated;
+ExpertsPhase experts_output;
+// Elements that packed rows of so many features take, for each block of rows.
+inline constexpr int64_t packed_size(int64_t features) { return (features + 31) / 32 * 32 * kRowBlock; }
+}  // namespace amx
 
 namespace generic {
 ExpertsPhase experts_activated;

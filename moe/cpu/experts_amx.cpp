@@ -1,0 +1,272 @@
+#include "common/cpu/isa.h"
+
+#if RUDNN_X86_ISAS
+#include "cpu/experts.h"
+#include "cpu/tiles.inl.h"
+
+// Rows of weights are left tiles as they lie in memory, tokens are packed to right tiles, and a sum has a feature for
+// each row and a token for each column; so two rows of silu(gate x) * (up x) make pairs for the next product.
+namespace rudnn::amx {
+namespace {
+
+// Right tiles of 32 rows of activations: step after step of 32 features, each a tile for the first 16 rows and one for
+// the others, which is not written if there are none.
+inline bfloat16* packed_block(void* packed, int64_t block, int64_t features) {
+  return static_cast<bfloat16*>(packed) + block * packed_size(features);
+}
+
+// What a block holds of its group.
+struct BlockRows {
+  int64_t first;
+  int64_t count;
+};
+
+inline BlockRows rows_of(const ExpertGroup& group, int64_t block) {
+  const int64_t first = group.begin + (block - group.first_block) * kRowBlock;
+  return {first, smaller(kRowBlock, group.end - first)};
+}
+
+inline int64_t end_block(const ExpertGroup& group) {
+  return group.first_block + ceil_div(group.end - group.begin, kRowBlock);
+}
+
+inline int64_t half_rows(BlockRows rows, int half) { return larger(smaller(rows.count - 16 * half, 16), 0); }
+
+void pack_block(const ExpertsArgs& args, BlockRows rows, bfloat16* packed) {
+  for (int half = 0; half < 2; ++half) {
+    const int64_t count = half_rows(rows, half);
+    if (count == 0) return;
+    const bfloat16* sources[16];
+    for (int64_t row = 0; row < count; ++row) {
+      const int64_t source = rows.first + 16 * half + row;
+      const int64_t input_row = args.sums != nullptr ? args.row_tokens[source] : source;
+      sources[row] = static_cast<const bfloat16*>(args.input) + input_row * args.hidden;
+    }
+    for (int64_t feature = 0; feature < args.hidden; feature += kDepth) {
+      __m512i elements[16];
+      for (int64_t row = 0; row < 16; ++row) {
+        elements[row] = row < count ? load_row(sources[row], feature, args.hidden) : _mm512_setzero_si512();
+      }
+      transpose(elements);
+      bfloat16* tile = packed + (feature / kDepth * 2 + half) * kTileSize;
+      for (int row = 0; row < 16; ++row) _mm512_store_si512(tile + 32 * row, elements[row]);
+    }
+  }
+}
+
+// What is left to do with the sums of one block while the tiles work on the next: parts [next, count).
+class Leftover {
+ public:
+  void start(int count) {
+    next_ = 0;
+    count_ = count;
+  }
+  template <class Part>
+  void do_one(Part&& part) {
+    if (next_ < count_) part(next_++);
+  }
+  template <class Part>
+  void do_all(Part&& part) {
+    while (next_ < count_) part(next_++);
+  }
+
+ private:
+  int next_ = 0;
+  int count_ = 0;
+};
+
+inline LeftTiles weight_rows(const ExpertMatrices<const void>& matrices, const ExpertGroup& group, int64_t first,
+                             int64_t last, int64_t columns) {
+  const auto* matrix = static_cast<const bfloat16*>(matrices.data) + group.expert * matrices.stride;
+  return {matrix + first * columns, columns, kDepth, larger(smaller(last - first, 16), 0), columns};
+}
+
+inline Vec silu(Vec x) { return x * sigmoid(x); }
+
+// Columns of a tile of sums become rows: those of `count` rows of a matrix, from `feature` on.
+template <class Store>
+inline void for_each_column(const float (&tile)[16][16], int64_t count, Store&& store_column) {
+  __m512i rows[16];
+  for (int row = 0; row < 16; ++row) rows[row] = _mm512_load_si512(tile[row]);
+  transpose(rows);
+  for (int64_t column = 0; column < count; ++column) store_column(column, Vec{_mm512_castsi512_ps(rows[column])});
+}
+
+// Features [feature, feature + 16) of activations.
+struct ActivatedBlock {
+  BlockRows rows;
+  int64_t feature;
+  int64_t count;
+  bfloat16* packed;  // the right tiles of the block
+};
+
+// Two features of 16 rows.
+inline void store_activated(const Sums& sums, const ActivatedBlock& block, int part) {
+  const int half = part / 8;
+  const int row = part % 8 * 2;
+  const auto activated = [&](int feature) {
+    return narrow(silu(load(sums.tiles[half][feature], Full{})) * load(sums.tiles[2 + half][feature], Full{}));
+  };
+  bfloat16* tile = block.packed + (block.feature / kDepth * 2 + half) * kTileSize;
+  _mm512_store_si512(tile + (block.feature % kDepth + row) * 16, pair_up(activated(row), activated(row + 1)));
+}
+
+// The features up to a multiple of 32 that the intermediate size does not have.
+inline void clear_missing(const ExpertsArgs& args, const ActivatedBlock& block) {
+  if (block.feature % kDepth != 0 || block.feature + 16 < args.intermediate) return;
+  for (int half = 0; half < 2; ++half) {
+    bfloat16* tile = block.packed + (block.feature / kDepth * 2 + half) * kTileSize;
+    for (int row = 8; row < 16; ++row) _mm512_store_si512(tile + 32 * row, _mm512_setzero_si512());
+  }
+}
+
+inline void store_projections(const ExpertsArgs& args, const Sums& sums, const ActivatedBlock& block) {
+  const auto store_half = [&](const float (&tile)[16][16], int half, void* projection) {
+    for_each_column(tile, half_rows(block.rows, half), [&](int64_t column, Vec values) {
+      const int64_t row = block.rows.first + 16 * half + column;
+      auto* features = static_cast<bfloat16*>(projection) + row * args.intermediate + block.feature;
+      for_each_vector(block.count, [&](int64_t, auto lanes) { store(features, values, lanes); });
+    });
+  };
+  for (int half = 0; half < 2; ++half) {
+    store_half(sums.tiles[half], half, args.gate_projection);
+    store_half(sums.tiles[2 + half], half, args.up_projection);
+  }
+}
+
+// Adds a product to cleared sums, with one or two right tiles to a step.
+template <class Between>
+inline void multiply(bool two, const LeftTiles& left0, const LeftTiles& left1, const bfloat16* right, int64_t steps,
+                     int64_t prefetch_distance, Between&& between) {
+  clear_tiles();
+  if (two) {
+    add_product<true>(left0, left1, right, 2 * kTileSize, steps, prefetch_distance, between);
+  } else {
+    add_product<false>(left0, left1, right, 2 * kTileSize, steps, prefetch_distance, between);
+  }
+}
+
+// A block of 32 features of the output for 32 rows.
+struct OutputBlock {
+  BlockRows rows;
+  int64_t feature;
+};
+
+// Half of the features of 16 rows.
+inline void store_output(const ExpertsArgs& args, const Sums& sums, const OutputBlock& block, int part) {
+  const int half = part % 2;
+  const int64_t feature = block.feature + part / 2 * 16;
+  const int64_t count = smaller(args.hidden - feature, 16);
+  if (count <= 0) return;
+  for_each_column(sums.tiles[part / 2 * 2 + half], half_rows(block.rows, half), [&](int64_t column, Vec values) {
+    const int64_t row = block.rows.first + 16 * half + column;
+    if (args.sums == nullptr) {
+      auto* output = static_cast<bfloat16*>(args.output) + row * args.hidden + feature;
+      for_each_vector(count, [&](int64_t, auto lanes) { store(output, values, lanes); });
+    } else {
+      float* sum = args.sums + args.row_tokens[row] * args.sum_stride + feature;
+      store(sum, fma(values, broadcast(args.row_weights[row]), load(sum, Full{})), Full{});
+    }
+  });
+}
+
+inline void prefetch_sums(const ExpertsArgs& args, const OutputBlock& block) {
+  for (int64_t row = block.rows.first; row < block.rows.first + block.rows.count; ++row) {
+    const float* sum = args.sums + args.row_tokens[row] * args.sum_stride + block.feature;
+    __builtin_prefetch(sum);
+    __builtin_prefetch(sum + 16);
+  }
+}
+
+// Features [first, last) of every token.
+inline void clear_sums(const ExpertsArgs& args, int64_t first, int64_t last) {
+  for (int64_t token = 0; token < args.tokens; ++token) {
+    float* sum = args.sums + token * args.sum_stride;
+    for (int64_t i = first; i < last; i += 16) store(sum + i, broadcast(0.0f), Full{});
+  }
+}
+
+inline void round_sums(const ExpertsArgs& args, int64_t first, int64_t last) {
+  for (int64_t token = 0; token < args.tokens; ++token) {
+    const float* sum = args.sums + token * args.sum_stride + first;
+    auto* output = static_cast<bfloat16*>(args.output) + token * args.hidden + first;
+    for_each_vector(last - first, [&](int64_t i, auto lanes) { store(output + i, load(sum + i, lanes), lanes); });
+  }
+}
+
+}  // namespace
+
+void experts_pack(const ExpertsArgs& args, int64_t begin, int64_t end) {
+  for (int64_t g = 0; g < args.group_count; ++g) {
+    const ExpertGroup& group = args.groups[g];
+    for (int64_t block = larger(begin, group.first_block); block < smaller(end, end_block(group)); ++block) {
+      pack_block(args, rows_of(group, block), packed_block(args.packed_input, block, args.hidden));
+    }
+  }
+}
+
+void experts_activated(const ExpertsArgs& args, int64_t begin, int64_t end) {
+  configure_tiles();
+  Sums sums = {};
+  ActivatedBlock pending;
+  Leftover leftover;
+  const auto store_part = [&](int part) { store_activated(sums, pending, part); };
+  const int64_t steps = ceil_div(args.hidden, kDepth);
+  for_each_unit(args.group_count, begin, end, [&](int64_t g, int64_t unit) {
+    const ExpertGroup& group = args.groups[g];
+    const int64_t feature = unit * kActivatedBlock;
+    const LeftTiles gate = weight_rows(args.gate, group, feature, args.intermediate, args.hidden);
+    const LeftTiles up = weight_rows(args.up, group, feature, args.intermediate, args.hidden);
+    for (int64_t block = group.first_block; block < end_block(group); ++block) {
+      const BlockRows rows = rows_of(group, block);
+      const bool two = rows.count > 16;
+      multiply(two, gate, up, packed_block(args.packed_input, block, args.hidden), steps,
+               block == group.first_block ? kActivatedBlock * args.hidden : 0, [&] { leftover.do_one(store_part); });
+      leftover.do_all(store_part);
+      store_sums(two, sums);
+      pending = {rows, feature, gate.rows, packed_block(args.activated, block, args.intermediate)};
+      leftover.start(two ? 16 : 8);
+      clear_missing(args, pending);
+      if (args.gate_projection != nullptr) store_projections(args, sums, pending);
+    }
+  });
+  leftover.do_all(store_part);
+  release_tiles();
+}
+
+void experts_output(const ExpertsArgs& args, int64_t begin, int64_t end) {
+  configure_tiles();
+  Sums sums = {};
+  OutputBlock pending;
+  Leftover leftover;
+  const auto store_part = [&](int part) { store_output(args, sums, pending, part); };
+  const int64_t steps = ceil_div(args.intermediate, kDepth);
+  const int64_t first = begin * kOutputBlock;
+  const int64_t last = smaller(end * kOutputBlock, args.hidden);
+  if (args.sums != nullptr) clear_sums(args, first, last);
+  for (int64_t g = 0; g < args.group_count; ++g) {
+    const ExpertGroup& group = args.groups[g];
+    for (int64_t feature = first; feature < last; feature += kOutputBlock) {
+      const LeftTiles down0 = weight_rows(args.down, group, feature, args.hidden, args.intermediate);
+      const LeftTiles down1 = weight_rows(args.down, group, feature + 16, args.hidden, args.intermediate);
+      for (int64_t block = group.first_block; block < end_block(group); ++block) {
+        const BlockRows rows = rows_of(group, block);
+        const bool two = rows.count > 16;
+        if (args.sums != nullptr) prefetch_sums(args, {rows, feature});
+        multiply(two, down0, down1, packed_block(args.activated, block, args.intermediate), steps,
+                 block == group.first_block ? kOutputBlock * args.intermediate : 0,
+                 [&] { leftover.do_one(store_part); });
+        leftover.do_all(store_part);
+        store_sums(two, sums);
+        pending = {rows, feature};
+        leftover.start(4);
+      }
+    }
+  }
+  leftover.do_all(store_part);
+  release_tiles();
+  if (args.sums != nullptr) round_sums(args, first, last);
+}
+
+}  // namespace rudnn::amx
+#endif

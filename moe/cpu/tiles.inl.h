@@ -1,0 +1,170 @@
+// Products of bfloat16 matrices by AMX tiles. Include first in a file, before the code that uses it; between
+// configure_tiles() and release_tiles() a thread may multiply.
+//
+// A left tile holds 16 rows of 32 elements, as they lie in memory. A right tile holds 32 rows of 16 columns as 16 pairs
+// of rows: [pair][column][2]. Right tiles come in twos, for 32 columns, one after the other.
+#include "common/cpu/vec_avx512.h"
+// Up to version 12, GCC's own AVX-512 intrinsics set it off wherever they are used.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC target("avx512bf16,amx-tile,amx-bf16")
+#undef RUDNN_ISA
+#define RUDNN_ISA amx
+#include "cpu/experts_units.inl.h"
+
+namespace rudnn::amx {
+
+using namespace avx512;
+
+inline constexpr int64_t kTileSize = 512;  // elements
+inline constexpr int64_t kDepth = 32;      // terms of a sum that a tile holds
+
+namespace {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Sixteen rows and 64 bytes to each of the eight tiles.
+inline void configure_tiles() {
+  struct alignas(64) Configuration {
+    uint8_t palette;
+    uint8_t start_row;
+    uint8_t reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  };
+  Configuration configuration = {};
+  configuration.palette = 1;
+  for (int tile = 0; tile < 8; ++tile) {
+    configuration.row_bytes[tile] = 64;
+    configuration.rows[tile] = 16;
+  }
+  __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
+}
+
+inline void release_tiles() { _tile_release(); }
+
+// Up to 16 rows of a matrix, cut into left tiles. What lies outside of it counts as 0.
+struct LeftTiles {
+  const bfloat16* data;
+  int64_t row_stride;
+  int64_t step_stride;  // from tile to tile
+  int64_t rows;
+  int64_t columns;
+};
+
+struct LeftTile {
+  const bfloat16* data;
+  int64_t row_bytes;
+};
+
+// The 32 elements of a row from `column` on, 0 from `columns` on.
+inline __m512i load_row(const bfloat16* row, int64_t column, int64_t columns) {
+  const int64_t count = columns - column;
+  if (count >= 32) return _mm512_loadu_si512(row + column);
+  return _mm512_maskz_loadu_epi16(count <= 0 ? 0 : (__mmask32{1} << count) - 1, row + column);
+}
+
+// A copy of a tile that reaches beyond its matrix.
+[[gnu::noinline]] LeftTile padded_tile(const LeftTiles& tiles, int64_t step, bfloat16* copy) {
+  for (int64_t row = 0; row < 16; ++row) {
+    const __m512i elements = row < tiles.rows
+                                 ? load_row(tiles.data + row * tiles.row_stride, step * kDepth, tiles.columns)
+                                 : _mm512_setzero_si512();
+    _mm512_store_si512(copy + row * kDepth, elements);
+  }
+  return {copy, 64};
+}
+
+inline LeftTile left_tile(const LeftTiles& tiles, int64_t step, bfloat16* copy) {
+  if (tiles.rows < 16 || (step + 1) * kDepth > tiles.columns) return padded_tile(tiles, step, copy);
+  return {tiles.data + step * tiles.step_stride, 2 * tiles.row_stride};
+}
+
+// Sums of 32 rows by 32 columns: tile 2 * i + j has rows 16 i.. and columns 16 j..
+struct Sums {
+  alignas(64) float tiles[4][16][16];
+};
+
+inline void clear_tiles() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+// Adds the product of two rows of left tiles and `steps` right tiles, or twos of them where kTwo. While the tiles are
+// busy, between() runs once in each step. prefetch_distance is from a left tile to what will be needed soon, in
+// elements; 0 for nothing.
+template <bool kTwo, class Between>
+inline void add_product(const LeftTiles& left0, const LeftTiles& left1, const bfloat16* right, int64_t right_step,
+                        int64_t steps, int64_t prefetch_distance, Between&& between) {
+  alignas(64) bfloat16 copies[2][kTileSize];
+  // The compiler does not know what memory the tiles are loaded from.
+  __asm__ volatile("" : : "r"(copies) : "memory");
+  for (int64_t step = 0; step < steps; ++step) {
+    const LeftTile a0 = left_tile(left0, step, copies[0]);
+    const LeftTile a1 = left_tile(left1, step, copies[1]);
+    __asm__ volatile("" : : : "memory");
+    const bfloat16* b = right + step * right_step;
+    _tile_loadd(6, b, 64);
+    _tile_loadd(4, a0.data, a0.row_bytes);
+    if constexpr (kTwo) _tile_loadd(7, b + kTileSize, 64);
+    _tile_loadd(5, a1.data, a1.row_bytes);
+    if (prefetch_distance != 0) {
+      const auto* soon0 = reinterpret_cast<const char*>(left0.data + step * left0.step_stride + prefetch_distance);
+      const auto* soon1 = reinterpret_cast<const char*>(left1.data + step * left1.step_stride + prefetch_distance);
+#pragma GCC unroll 16
+      for (int row = 0; row < 16; ++row) {
+        __builtin_prefetch(soon0 + row * 2 * left0.row_stride, 0, 2);
+        __builtin_prefetch(soon1 + row * 2 * left1.row_stride, 0, 2);
+      }
+    }
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kTwo) _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    if constexpr (kTwo) _tile_dpbf16ps(3, 5, 7);
+    between();
+  }
+}
+
+inline void store_sums(bool two, Sums& sums) {
+  _tile_stored(0, sums.tiles[0], 64);
+  _tile_stored(2, sums.tiles[2], 64);
+  if (!two) return;
+  _tile_stored(1, sums.tiles[1], 64);
+  _tile_stored(3, sums.tiles[3], 64);
+}
+
+inline void transpose(__m512i (&rows)[16]) {
+  __m512i pairs[16];
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+  }
+  for (int half = 0; half < 16; half += 8) {
+    for (int i = half; i < half + 4; ++i) {
+      pairs[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+      pairs[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
+    }
+  }
+  for (int i = 0; i < 8; ++i) {
+    rows[i] = _mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0x88);
+    rows[i + 8] = _mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0xdd);
+  }
+}
+
+// Pairs of bfloat16: the elements of `even` below those of `odd`.
+inline __m512i pair_up(__m256i even, __m256i odd) {
+  return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
+}
+
+// Rounds to nearest even; denormals become 0, as the products take them.
+inline __m256i narrow(Vec a) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.value)); }
+
+}  // namespace
+}  // namespace rudnn::amx
