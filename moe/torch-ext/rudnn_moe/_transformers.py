@@ -64,9 +64,11 @@ def experts_forward(
         _check(self, hidden_states, top_k_index, top_k_weights)
     try:
         tensor_core = uses_tensor_core(_FUNCTION, GroupedStrategy.AUTO, down.dtype)
+        if hidden_states.dtype == down.dtype:
+            return mix(hidden_states, top_k_index, top_k_weights, gate, up, down, tensor_core)
+        _check(self, hidden_states, top_k_index, top_k_weights)
         input = hidden_states.to(down.dtype)
-        output = mix(input, top_k_index, top_k_weights, gate, up, down, tensor_core)
-        return output.to(hidden_states.dtype)
+        return mix(input, top_k_index, top_k_weights, gate, up, down, tensor_core).to(hidden_states.dtype)
     except REFUSALS:
         _check(self, hidden_states, top_k_index, top_k_weights)
         raise
