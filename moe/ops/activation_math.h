@@ -13,12 +13,27 @@ struct Activated {
 
 RUDNN_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
+// Slopes far from 0 are those at a limit, to which x is bounded so that nothing overflows. NaN stays NaN.
+RUDNN_DEVICE float bounded(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
+
+// The sigmoid of x > -88 and what is missing to 1, both right in relation to themselves.
+struct Probability {
+  float value;
+  float complement;
+};
+
+RUDNN_DEVICE Probability probability_of(float x) {
+  const float odds = exponential(-x);
+  const float value = 1.0f / (1.0f + odds);
+  return {value, odds * value};
+}
+
 RUDNN_DEVICE float silu(float x) { return x / (1.0f + exponential(-x)); }
 
 RUDNN_DEVICE Activated silu_with_slope(float x) {
-  const float probability = sigmoid(x);
-  const float value = silu(x);
-  return {value, probability + value * (1.0f - probability)};
+  const float near = bounded(x, 80.0f);
+  const Probability probability = probability_of(near);
+  return {silu(x), probability.value + near * probability.value * probability.complement};
 }
 
 // The standard normal distribution's share up to x, within 1e-7: 1/2 + x A(x^2) near 0, and tails of
@@ -52,9 +67,9 @@ RUDNN_DEVICE float normal_share(float x) {
 RUDNN_DEVICE float gelu(float x) { return x * normal_share(x); }
 
 RUDNN_DEVICE Activated gelu_with_slope(float x) {
-  const float share = normal_share(x);
-  const float density = 0.398942280f * exponential(-0.5f * x * x);
-  return {x * share, share + x * density};
+  const float near = bounded(x, 14.0f);
+  const float density = 0.398942280f * exponential(-0.5f * near * near);
+  return {gelu(x), normal_share(near) + near * density};
 }
 
 // 0.5 (1 + tanh(u)) is sigmoid(2 u), which loses nothing to cancellation; this is 2 u.
@@ -63,9 +78,10 @@ RUDNN_DEVICE float gelu_tanh_argument(float x) { return 1.59576912f * (x + 0.044
 RUDNN_DEVICE float gelu_tanh(float x) { return x * sigmoid(gelu_tanh_argument(x)); }
 
 RUDNN_DEVICE Activated gelu_tanh_with_slope(float x) {
-  const float share = sigmoid(gelu_tanh_argument(x));
-  const float argument_slope = 1.59576912f * (1.0f + 3.0f * 0.044715f * x * x);
-  return {x * share, share + share * (1.0f - share) * x * argument_slope};
+  const float near = bounded(x, 10.0f);
+  const Probability share = probability_of(gelu_tanh_argument(near));
+  const float argument_slope = 1.59576912f * (1.0f + 3.0f * 0.044715f * near * near);
+  return {gelu_tanh(x), share.value + share.value * share.complement * near * argument_slope};
 }
 
 RUDNN_DEVICE float activate(Activation activation, float x) {

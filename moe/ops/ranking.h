@@ -1,5 +1,5 @@
-// The order in which routers choose: larger scores first, among equals the lower id, NaN last. Compiled as CUDA and as
-// Metal.
+// The order in which routers choose: larger scores first, among equals the lower id, NaN as -inf. Compiled as CUDA and
+// as Metal.
 #pragma once
 
 #include "common/device_function.h"
@@ -11,9 +11,9 @@ struct Ranked {
   int id;
 };
 
-// Larger for larger scores, 0 for NaN. The two zeros are equal.
+// Larger for larger scores, and at least 1. NaN counts as -inf, and the two zeros are equal.
 RUDNN_DEVICE uint32_t rank_of(float score) {
-  if (score != score) return 0;
+  if (score != score) score = -INFINITY;
   const uint32_t bits = float_bits(score + 0.0f);
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
