@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #if defined(__linux__)
@@ -63,6 +64,8 @@ ExpertMatrices<float> gradients_of(const Tensor* gradient) {
   return {static_cast<float*>(gradient->mutable_data_ptr()), gradient->stride(0)};
 }
 
+int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
 template <class Args>
 void set_weights(const ExpertWeights& weights, Args& args) {
   args.dtype = dtype_of(*weights.down);
@@ -121,7 +124,7 @@ void clear_other_rows(const std::vector<ExpertGroup>& groups, const Tensor& outp
 void run_kernel(const ExpertsKernel& kernel, ExpertsArgs args, int64_t rows, int64_t blocks) {
   using cpu::Workspace;
   const bool packed = kernel.pack != nullptr;
-  const int64_t element_size = args.dtype == DType::kFloat32 ? 4 : 2;
+  const int64_t element_size = size_of(args.dtype);
   const int64_t input_bytes = packed ? blocks * amx::packed_size(args.hidden) * element_size : 0;
   const int64_t activated_bytes =
       (packed ? blocks * amx::packed_size(args.intermediate) : rows * args.intermediate) * element_size;
@@ -166,6 +169,82 @@ SortedRows sort_rows(const Tensor& indices, const Tensor& weights, int64_t exper
   return sorted;
 }
 
+// The mean work of a unit: a block of columns of one group's rows, by so many terms.
+int64_t unit_work(const ExpertsBackwardArgs& args, int64_t block, int64_t terms) {
+  return (args.rows / args.group_count + 1) * block * terms;
+}
+
+// In float32 arithmetic.
+void run_backward(ExpertsBackwardArgs args) {
+  static const auto widen = RUDNN_CHOOSE(widen_row);
+  static const auto grad_activated = RUDNN_CHOOSE(experts_grad_activated);
+  static const auto grad_input = RUDNN_CHOOSE(experts_grad_input);
+  static const auto grad_gate_up = RUDNN_CHOOSE(experts_grad_gate_up);
+  static const auto grad_down = RUDNN_CHOOSE(experts_grad_down);
+  using cpu::Workspace;
+  const int64_t hidden = args.hidden, intermediate = args.intermediate;
+  Workspace workspace(Workspace::size_of<float>(args.rows * hidden) +
+                      3 * Workspace::size_of<float>(args.rows * intermediate));
+  args.wide_grad = workspace.take<float>(args.rows * hidden);
+  args.activated = workspace.take<float>(args.rows * intermediate);
+  args.grad_gate_projection = workspace.take<float>(args.rows * intermediate);
+  args.grad_up_projection = workspace.take<float>(args.rows * intermediate);
+
+  cpu::parallel_for(args.rows, hidden, [&](int64_t begin, int64_t end) {
+    const auto* grad = static_cast<const char*>(args.grad) + begin * hidden * size_of(args.dtype);
+    widen(grad, args.dtype, (end - begin) * hidden, args.wide_grad + begin * hidden);
+  });
+  const auto run = [&](ExpertsBackwardPhase* phase, int64_t columns, int64_t terms) {
+    cpu::parallel_for(cpu::ceil_div(columns, kGradientBlock) * args.group_count, unit_work(args, kGradientBlock, terms),
+                      [&](int64_t begin, int64_t end) { phase(args, begin, end); });
+  };
+  run(grad_activated, intermediate, hidden);
+  if (args.grad_input != nullptr) run(grad_input, hidden, 2 * intermediate);
+  if (args.grad_gate.data == nullptr) return;
+  run(grad_gate_up, hidden, 2 * intermediate);
+  run(grad_down, intermediate, hidden);
+}
+
+#if RUDNN_X86_ISAS
+void run_tiled_backward(ExpertsBackwardArgs args, int64_t blocks) {
+  using cpu::Workspace;
+  const int64_t hidden = args.hidden, intermediate = args.intermediate;
+  const int64_t hidden_size = blocks * amx::packed_size(hidden);
+  const int64_t intermediate_size = blocks * amx::packed_size(intermediate);
+  Workspace workspace(2 * Workspace::size_of<bfloat16>(hidden_size) +
+                      5 * Workspace::size_of<bfloat16>(intermediate_size));
+  for (void** packed : {&args.right_input, &args.left_grad}) *packed = workspace.take<bfloat16>(hidden_size);
+  for (void** packed :
+       {&args.right_activated, &args.left_grad_gate, &args.left_grad_up, &args.grad_gate_rows, &args.grad_up_rows}) {
+    *packed = workspace.take<bfloat16>(intermediate_size);
+  }
+
+  const auto run_units = [&](int64_t width, int64_t terms, const auto& body) {
+    cpu::parallel_for(cpu::ceil_div(width, kTileGradientBlock) * args.group_count,
+                      unit_work(args, kTileGradientBlock, terms), body);
+  };
+  const auto run = [&](ExpertsBackwardPhase* phase, int64_t width, int64_t terms) {
+    run_units(width, terms, [&](int64_t begin, int64_t end) { phase(args, begin, end); });
+  };
+  const auto run_with_panels = [&](ExpertsPanelPhase* phase, int64_t width, int64_t terms) {
+    struct alignas(64) Line {
+      bfloat16 elements[32];
+    };
+    run_units(width, terms, [&](int64_t begin, int64_t end) {
+      std::vector<Line> panels(2 * amx::packed_size(terms) / std::size(Line{}.elements));
+      phase(args, panels.data(), begin, end);
+    });
+  };
+  run_with_panels(&amx::experts_grad_activated, intermediate, hidden);
+  if (args.grad_input != nullptr) run_with_panels(&amx::experts_grad_input, hidden, intermediate);
+  if (args.grad_gate.data == nullptr) return;
+  cpu::parallel_for(blocks, kRowBlock * hidden,
+                    [&](int64_t begin, int64_t end) { amx::experts_grad_pack(args, begin, end); });
+  run(&amx::experts_grad_gate_up, intermediate, 2 * hidden);
+  run(&amx::experts_grad_down, hidden, intermediate);
+}
+#endif
+
 }  // namespace
 
 void launch_experts(const ExpertsCall& call) {
@@ -203,16 +282,11 @@ void launch_fused_experts(const FusedExpertsCall& call) {
 }
 
 void launch_experts_backward(const ExpertsBackwardCall& call) {
-  static const auto widen = RUDNN_CHOOSE(widen_row);
-  static const auto grad_activated = RUDNN_CHOOSE(experts_grad_activated);
-  static const auto grad_input = RUDNN_CHOOSE(experts_grad_input);
-  static const auto grad_gate_up = RUDNN_CHOOSE(experts_grad_gate_up);
-  static const auto grad_down = RUDNN_CHOOSE(experts_grad_down);
   const int64_t rows = call.values->size(0);
   const std::vector<ExpertGroup> groups = groups_of(*call.expert_offsets, rows);
   ExpertsBackwardArgs args;
   set_weights(call.weights, args);
-  const int64_t hidden = args.hidden, intermediate = args.intermediate;
+  args.rows = rows;
   args.groups = groups.data();
   args.group_count = static_cast<int64_t>(groups.size());
   args.grad = call.grad->const_data_ptr();
@@ -223,35 +297,15 @@ void launch_experts_backward(const ExpertsBackwardCall& call) {
   args.grad_gate = gradients_of(call.grad_weights.gate);
   args.grad_up = gradients_of(call.grad_weights.up);
   args.grad_down = gradients_of(call.grad_weights.down);
-  cpu::Workspace workspace(cpu::Workspace::size_of<float>(rows * hidden) +
-                           3 * cpu::Workspace::size_of<float>(rows * intermediate));
-  args.wide_grad = workspace.take<float>(rows * hidden);
-  args.activated = workspace.take<float>(rows * intermediate);
-  args.grad_gate_projection = workspace.take<float>(rows * intermediate);
-  args.grad_up_projection = workspace.take<float>(rows * intermediate);
-
-  cpu::parallel_for(rows, hidden, [&](int64_t begin, int64_t end) {
-    const auto* grad = static_cast<const char*>(args.grad) + begin * hidden * call.grad->element_size();
-    widen(grad, args.dtype, (end - begin) * hidden, args.wide_grad + begin * hidden);
-  });
-  const int64_t work = (rows / args.group_count + 1) * kGradientBlock;
-  const auto run = [&](ExpertsBackwardPhase* phase, int64_t width, int64_t other_width) {
-    cpu::parallel_for(cpu::ceil_div(width, kGradientBlock) * args.group_count, work * other_width,
-                      [&](int64_t begin, int64_t end) { phase(args, begin, end); });
-  };
-  run(grad_activated, intermediate, hidden);
-  if (call.grad_values != nullptr) {
-    cpu::advise_huge_pages(call.grad_values);
-    clear_other_rows(groups, *call.grad_values);
-    run(grad_input, hidden, 2 * intermediate);
-  }
-  if (call.grad_weights.down != nullptr) {
-    cpu::advise_huge_pages(call.grad_weights.gate);
-    cpu::advise_huge_pages(call.grad_weights.up);
-    cpu::advise_huge_pages(call.grad_weights.down);
-    run(grad_gate_up, hidden, 2 * intermediate);
-    run(grad_down, intermediate, hidden);
-  }
+  cpu::advise_huge_pages(call.grad_values);
+  cpu::advise_huge_pages(call.grad_weights.gate);
+  cpu::advise_huge_pages(call.grad_weights.up);
+  cpu::advise_huge_pages(call.grad_weights.down);
+  if (call.grad_values != nullptr) clear_other_rows(groups, *call.grad_values);
+#if RUDNN_X86_ISAS
+  if (call.tensor_core && has_tiles()) return run_tiled_backward(args, blocks_of(groups));
+#endif
+  run_backward(args);
 }
 
 bool has_tensor_core(DType dtype) { return dtype == DType::kBFloat16 && cpu::isa() >= cpu::Isa::kAvx512Bf16; }

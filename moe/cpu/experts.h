@@ -53,6 +53,7 @@ struct ExpertsArgs {
 // Groups are those of all experts, also of those without rows.
 struct ExpertsBackwardArgs {
   DType dtype = DType::kFloat32;
+  int64_t rows = 0;  // R
   int64_t hidden = 0;
   int64_t intermediate = 0;
   const ExpertGroup* groups = nullptr;
@@ -64,26 +65,43 @@ struct ExpertsBackwardArgs {
   const void* input = nullptr;            // [R, H]
   const void* gate_projection = nullptr;  // [R, I]
   const void* up_projection = nullptr;    // [R, I]
-  float* wide_grad = nullptr;             // [R, H], scratch
-  float* activated = nullptr;             // [R, I], scratch
-  float* grad_gate_projection = nullptr;  // [R, I], scratch
-  float* grad_up_projection = nullptr;    // [R, I], scratch
   void* grad_input = nullptr;             // [R, H], optional
   ExpertMatrices<float> grad_gate;        // optional
   ExpertMatrices<float> grad_up;          // there if grad_gate is
   ExpertMatrices<float> grad_down;        // there if grad_gate is
+
+  // Scratch of the phases in float32.
+  float* wide_grad = nullptr;             // [R, H]
+  float* activated = nullptr;             // [R, I]
+  float* grad_gate_projection = nullptr;  // [R, I]
+  float* grad_up_projection = nullptr;    // [R, I]
+
+  // Scratch of AMX, by blocks of rows, amx::packed_size elements each.
+  void* right_input = nullptr;
+  void* left_grad = nullptr;
+  void* right_activated = nullptr;
+  void* left_grad_gate = nullptr;  // of the projections
+  void* left_grad_up = nullptr;
+  void* grad_gate_rows = nullptr;
+  void* grad_up_rows = nullptr;
 };
 
 // The work of units [begin, end). Units may run at the same time.
 using ExpertsPhase = void(const ExpertsArgs& args, int64_t begin, int64_t end);
 using ExpertsBackwardPhase = void(const ExpertsBackwardArgs& args, int64_t begin, int64_t end);
 
+// The same with scratch of the caller's for the weights of a unit: two panels of amx::packed_size elements, of the size
+// that is summed over.
+using ExpertsPanelPhase = void(const ExpertsBackwardArgs& args, void* panels, int64_t begin, int64_t end);
+
 // Features of a unit: of the intermediate size in experts_activated, whose units are the pairs of such a block and a
 // group, groups first; of the hidden size in experts_output.
 inline constexpr int64_t kActivatedBlock = 16;
 inline constexpr int64_t kOutputBlock = 32;
-// Columns of a unit of the backward's phases.
+// Of a unit of the backward's phases, which are pairs with groups too: columns, and with AMX columns of the gradients
+// of rows and rows of those of weights.
 inline constexpr int64_t kGradientBlock = 64;
+inline constexpr int64_t kTileGradientBlock = 32;
 
 namespace avx512_bf16 {
 ExpertsPhase experts_activated;
@@ -94,6 +112,11 @@ namespace amx {
 ExpertsPhase experts_pack;  // units are blocks of rows
 ExpertsPhase experts_activated;
 ExpertsPhase experts_output;
+ExpertsBackwardPhase experts_grad_pack;  // units are blocks of rows
+ExpertsPanelPhase experts_grad_activated;
+ExpertsPanelPhase experts_grad_input;
+ExpertsBackwardPhase experts_grad_gate_up;
+ExpertsBackwardPhase experts_grad_down;
 // Elements that packed rows of so many features take, for each block of rows.
 inline constexpr int64_t packed_size(int64_t features) { return (features + 31) / 32 * 32 * kRowBlock; }
 }  // namespace amx
