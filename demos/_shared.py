@@ -16,13 +16,13 @@ from torch import nn
 REPOSITORY = "rudnn/rudnn-normalization"
 
 
-def load_kernel() -> ModuleType:
-    """Loads the normalization kernel as an application does, and prints what was loaded."""
+def load_kernel(repository: str = REPOSITORY) -> ModuleType:
+    """Loads a kernel as an application does, and prints what was loaded."""
     # The publisher is not among the organisations that the kernels library trusts by itself.
-    kernel = get_kernel(REPOSITORY, version=1, trust_remote_code=True)
+    kernel = get_kernel(repository, version=1, trust_remote_code=True)
     loaded = next(loaded for loaded in get_loaded_kernels() if loaded.module is kernel)
     variant = loaded.repo_info.revision if loaded.repo_info else "local build"
-    print(f"kernel     {REPOSITORY} version {loaded.metadata.version}, id {loaded.metadata.id} ({variant})")
+    print(f"kernel     {repository} version {loaded.metadata.version}, id {loaded.metadata.id} ({variant})")
     print(f"backend    {loaded.metadata.backend.backend_type}, instruction set {kernel._ops.ops.cpu_isa()}")
     return kernel
 
