@@ -144,10 +144,10 @@ def run(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (("--since", ""), '["normalization"'),
-        (("--since", "0" * 40), '["normalization"'),
+        (("--since", ""), '"normalization"'),
+        (("--since", "0" * 40), '"normalization"'),
         (("--since", "HEAD"), "[]"),
-        (("--backend", "cuda"), '["normalization"'),
+        (("--backend", "cuda"), '"normalization"'),
         (("--backend", "none"), "[]"),
         (("--tag", "normalization-v1"), "normalization\n"),
     ],

@@ -33,6 +33,12 @@ def names(kernel):
 
 # A call of each family, with the fake tensors' `device` to be filled in, as code that fails if the result is wrong.
 FAKE_CALL = {
+    "moe": (
+        "logits = torch.empty(2, 8, dtype=torch.bfloat16, device=device)\n"
+        "plan = kernel.route(logits, kernel.RoutingOptions(4, True))\n"
+        "assert (plan.weights.shape, plan.weights.dtype) == ((2, 4), logits.dtype)\n"
+        "assert plan.weights.device == plan.expert_indices.device == logits.device\n"
+    ),
     "normalization": (
         "x = torch.empty(2, 40, dtype=torch.bfloat16, device=device)\n"
         "y = kernel.rms_norm(x, torch.empty(40, device=device), 1e-6)\n"
@@ -42,6 +48,7 @@ FAKE_CALL = {
 
 # A call of each family with CPU tensors.
 CPU_CALL = {
+    "moe": "kernel.route(torch.ones(2, 8), kernel.RoutingOptions(4))",
     "normalization": "kernel.rms_norm(torch.ones(2, 40), torch.ones(40), 1e-6)",
 }
 
