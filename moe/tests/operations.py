@@ -307,29 +307,29 @@ def _plain_layer(inputs: Inputs) -> Tensor:
     return eager_experts(inputs["input"], indices, weights, inputs["gate"], inputs.get("up"), inputs["down"])
 
 
-def _group_options(logits: Tensor):
+def _group_options(kernel: ModuleType, logits: Tensor):
     groups = 2 if logits.shape[1] % 2 == 0 else 1
     top_k = min(top_k_of(logits), logits.shape[1] // groups)
-    return load_kernel().GroupRoutingOptions(top_k, groups, 1, False, True, 2.5)
+    return kernel.GroupRoutingOptions(top_k, groups, 1, False, True, 2.5)
 
 
 def _run_grouped_layer(kernel: ModuleType, inputs: Inputs, strategy: str = "auto") -> Tensor:
     logits, bias = inputs["logits"], inputs["bias"]
     experts = swiglu_experts(kernel, inputs)
-    return experts.forward_sigmoid_grouped(inputs["input"], logits, bias, _group_options(logits), strategy)
+    return experts.forward_sigmoid_grouped(inputs["input"], logits, bias, _group_options(kernel, logits), strategy)
 
 
 def _exact_grouped_layer(reference: ModuleType, inputs: Inputs) -> Tensor:
     logits, bias = inputs["logits"], inputs["bias"].float()
     indices, weights = reference.route_sigmoid_grouped(
-        logits, bias, _group_options(logits), compute_dtype=torch.float64
+        logits, bias, _group_options(load_kernel(), logits), compute_dtype=torch.float64
     )
     return _exact_mixture(reference, inputs, indices, weights)
 
 
 def _plain_grouped_layer(inputs: Inputs) -> Tensor:
     logits, bias = inputs["logits"], inputs["bias"]
-    options = _group_options(logits)
+    options = _group_options(load_kernel(), logits)
     indices, _ = load_kernel().reference.route_sigmoid_grouped(logits, bias, options)
     weights = weights_of_selected(logits, indices, "sigmoid", True, options.scale).to(logits.dtype)
     return eager_experts(inputs["input"], indices, weights, inputs["gate"], inputs.get("up"), inputs["down"])
@@ -394,15 +394,15 @@ def _activation(name: str, plain: Callable[[Tensor], Tensor]) -> Operation:
 
 
 def _router(renormalize: bool) -> Operation:
-    def options(logits: Tensor):
-        return load_kernel().RoutingOptions(top_k_of(logits), renormalize)
+    def options(kernel: ModuleType, logits: Tensor):
+        return kernel.RoutingOptions(top_k_of(logits), renormalize)
 
     return Operation(
         "route_renormalized" if renormalize else "route",
         _make_logits,
-        lambda kernel, inputs: kernel.route(inputs["logits"], options(inputs["logits"])).weights,
+        lambda kernel, inputs: kernel.route(inputs["logits"], options(kernel, inputs["logits"])).weights,
         lambda reference, inputs: reference.route(
-            inputs["logits"], options(inputs["logits"]), compute_dtype=torch.float64
+            inputs["logits"], options(load_kernel(), inputs["logits"]), compute_dtype=torch.float64
         )[1],
         lambda inputs: softmax_router(inputs["logits"], top_k_of(inputs["logits"]), renormalize)[1],
         ("logits",),
@@ -412,7 +412,7 @@ def _router(renormalize: bool) -> Operation:
 def _grouped_router() -> Operation:
     def plain(inputs: Inputs) -> Tensor:
         logits = inputs["logits"]
-        options = _group_options(logits)
+        options = _group_options(load_kernel(), logits)
         indices, _ = load_kernel().reference.route_sigmoid_grouped(logits, None, options)
         return weights_of_selected(logits, indices, "sigmoid", True, options.scale).to(logits.dtype)
 
@@ -420,10 +420,10 @@ def _grouped_router() -> Operation:
         "route_sigmoid_grouped",
         _make_logits,
         lambda kernel, inputs: (
-            kernel.route_sigmoid_grouped(inputs["logits"], None, _group_options(inputs["logits"])).weights
+            kernel.route_sigmoid_grouped(inputs["logits"], None, _group_options(kernel, inputs["logits"])).weights
         ),
         lambda reference, inputs: reference.route_sigmoid_grouped(
-            inputs["logits"], None, _group_options(inputs["logits"]), compute_dtype=torch.float64
+            inputs["logits"], None, _group_options(load_kernel(), inputs["logits"]), compute_dtype=torch.float64
         )[1],
         plain,
         ("logits",),
@@ -431,15 +431,15 @@ def _grouped_router() -> Operation:
 
 
 def _selected_router(scoring: str, renormalize: bool, scale: float) -> Operation:
-    def options():
-        return load_kernel().RouterWeightOptions(scoring, renormalize, scale)
+    def options(kernel: ModuleType):
+        return kernel.RouterWeightOptions(scoring, renormalize, scale)
 
     return Operation(
         f"selected_router_{scoring}{'_renormalized' if renormalize else ''}",
         _make_selection,
-        lambda kernel, inputs: kernel.selected_router_weights(inputs["logits"], inputs["indices"], options()),
+        lambda kernel, inputs: kernel.selected_router_weights(inputs["logits"], inputs["indices"], options(kernel)),
         lambda reference, inputs: reference.selected_router_weights(
-            inputs["logits"], inputs["indices"], options(), compute_dtype=torch.float64
+            inputs["logits"], inputs["indices"], options(load_kernel()), compute_dtype=torch.float64
         ),
         lambda inputs: weights_of_selected(inputs["logits"], inputs["indices"], scoring, renormalize, scale),
         ("logits", "indices"),

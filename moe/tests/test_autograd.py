@@ -8,6 +8,7 @@ import torch.utils.checkpoint
 from conftest import assert_bits_equal, in_layout
 from operations import (
     BF16,
+    DISPATCH,
     F32,
     FORWARD,
     FORWARD_DISPATCHED,
@@ -67,6 +68,14 @@ def subsets():
 WEIGHTS = {"gate", "up", "down"}
 
 
+def assert_same(operation, output, expected):
+    """Bits, but for the layer: without gradients it is one op, which does not round what it does not keep."""
+    if operation in LAYERS:
+        torch.testing.assert_close(output, expected)
+    else:
+        assert_bits_equal(output, expected)
+
+
 @pytest.mark.parametrize("operation, subset", list(subsets()))
 def test_only_what_is_asked_for(kernel, ops, device, operation, subset):
     """Each subset of the inputs gets the same gradients as all together, and no backward runs that nobody needs."""
@@ -100,7 +109,7 @@ def test_no_graph_without_a_gradient(kernel, device, operation):
         with context:
             output = operation.run(kernel, inputs)
         assert not output.requires_grad
-        assert_bits_equal(output.clone(), expected.detach())
+        assert_same(operation, output.clone(), expected.detach())
     assert not operation.run(kernel, without_grad(inputs, ())).requires_grad
 
 
@@ -163,6 +172,8 @@ LOSSES = {"constant_gradient": torch.Tensor.sum, "varying_gradient": lambda outp
 @pytest.mark.parametrize("operation, argument", arguments_of_all_operations())
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_second_derivative_raises(kernel, device, operation, argument, loss):
+    if operation is DISPATCH and loss is LOSSES["constant_gradient"]:
+        pytest.skip("a copy has none")
     inputs = operation.inputs(device=device, requires_grad=True)
     output = operation.run(kernel, inputs)
     (grad,) = torch.autograd.grad(loss(output), inputs[argument], create_graph=True)
@@ -261,7 +272,7 @@ def test_parameters_and_dense_subclasses(kernel, device, operation):
     for wrap in (torch.nn.Parameter, lambda tensor: tensor.as_subclass(Tagged)):
         wrapped = {name: wrap(tensor) for name, tensor in differentiable(inputs).items()}
         output = operation.run(kernel, {**inputs, **wrapped})
-        assert_bits_equal(output.detach().as_subclass(torch.Tensor), expected)
+        assert_same(operation, output.detach().as_subclass(torch.Tensor), expected)
 
 
 @for_each(*OPERATIONS)
@@ -319,11 +330,7 @@ def test_recorded_calls_keep_their_gradients(kernel, device, operation, recorder
     expected = torch.autograd.grad(output, leaves, grad)
     found = torch.autograd.grad(call(*leaves), leaves, grad)
     for one, other in zip(found, expected, strict=True):
-        # The recorded layer is one op, whose result is rounded once, not for each row.
-        if operation in LAYERS:
-            torch.testing.assert_close(one, other)
-        else:
-            assert_bits_equal(one, other)
+        assert_same(operation, one, other)
 
 
 @for_each(*(operation for operation in OPERATIONS if operation.per_token))

@@ -42,7 +42,7 @@ for _name, (_cls, _) in PLAIN_ACTIVATIONS.items():
 
 
 def kernelized(module, device):
-    """A copy of the module that runs the kernel, or an error."""
+    """A copy of the module that runs the kernel; what is inside it and has other names stays as it was."""
     mapping = {
         layer: {device: kernels.LayerRepository(REPOSITORY, layer_name=layer, revision="main", trust_remote_code=True)}
         for layer in LAYERS
@@ -51,7 +51,7 @@ def kernelized(module, device):
     original = module.forward.__func__
     with kernels.use_kernel_mapping(mapping, inherit_mapping=False):
         mode = kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE
-        kernels.kernelize(module, mode=mode, device=device, use_fallback=False)
+        kernels.kernelize(module, mode=mode, device=device)
     assert module.forward.__func__ is not original
     return module
 

@@ -66,15 +66,18 @@ BATCHES = [
 
 
 def assert_a_token_alone_is_the_same(kernel, operation, inputs, **options):
-    """Outputs and gradients of tokens, each alone, and of a part of the batch equal those of the whole batch."""
+    """Outputs and gradients of tokens, each alone, and of a part of the batch equal those of the whole batch.
+
+    With gradients and without: the layer keeps less in the latter case and rounds once.
+    """
     output = operation.run(kernel, inputs, **options)
     grad = random_gradient(output)
     found = gradients(output, inputs, grad)
     plain = {name: tensor.detach() for name, tensor in inputs.items()}
-    assert_bits_equal(operation.run(kernel, plain, **options), output.detach())
+    without_gradients = operation.run(kernel, plain, **options)
     for rows in (slice(0, 1), slice(17, 18), slice(5, 36), slice(20, 36)):
         part = {name: tensor[rows] if name in operation.per_token else tensor for name, tensor in plain.items()}
-        assert_bits_equal(operation.run(kernel, part, **options), output[rows].detach())
+        assert_bits_equal(operation.run(kernel, part, **options), without_gradients[rows])
         for name, tensor in differentiable(part).items():
             part[name] = tensor.clone().requires_grad_()
         part_output = operation.run(kernel, part, **options)

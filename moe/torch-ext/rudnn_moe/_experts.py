@@ -437,9 +437,9 @@ def _setup_experts(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 
 def _backward_experts(ctx: Any, grad: torch.Tensor) -> Gradients:
-    values, expert_offsets, gate, up, down = ctx.saved_tensors
-    _, *projections = _experts_training_op(values, expert_offsets, gate, up, down, ctx.tensor_core)
-    return _gradients(grad, ctx.saved_tensors, projections, ctx.tensor_core, ctx.needs_input_grad)
+    tensors = ctx.saved_tensors
+    _, *projections = _experts_training_op(*tensors, ctx.tensor_core)
+    return _gradients(grad, tensors, projections, ctx.tensor_core, ctx.needs_input_grad)
 
 
 def _setup_experts_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -450,8 +450,9 @@ def _setup_experts_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[tor
 
 
 def _backward_experts_training(ctx: Any, grad: torch.Tensor, *_: object) -> Gradients:
-    tensors, projections = ctx.saved_tensors[:-2], ctx.saved_tensors[-2:]
-    return _gradients(grad, tensors, projections, ctx.tensor_core, ctx.needs_input_grad)
+    # Unpacked once: hooks on saved tensors, such as checkpointing's, allow no more.
+    saved = ctx.saved_tensors
+    return _gradients(grad, saved[:-2], saved[-2:], ctx.tensor_core, ctx.needs_input_grad)
 
 
 def _gradients(grad: torch.Tensor, tensors: Any, projections: Any, tensor_core: bool, needed: Any) -> Gradients:
