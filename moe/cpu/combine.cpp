@@ -8,6 +8,12 @@
 #include "ops/combine.h"
 
 namespace rudnn {
+namespace {
+
+// What a look at the maps for one slot costs, in elements that are copied.
+constexpr int64_t kSlotCost = 8;
+
+}  // namespace
 
 void sum_rows(const Tensor& input, const float* weights, const Tensor& slot_rows, const Tensor& output) {
   static const auto tokens = RUDNN_CHOOSE(combine_tokens);
@@ -49,7 +55,7 @@ void launch_combine_backward(const CombineBackwardCall& call) {
   args.grad_weights = static_cast<float*>(call.grad_weights->mutable_data_ptr());
   cpu::advise_huge_pages(call.grad_expert_output);
   cpu::parallel_for(args.rows, 2 * args.width + 1, [&](int64_t begin, int64_t end) { rows(args, begin, end); });
-  slots(args, 0, args.rows);
+  cpu::parallel_for(args.rows, kSlotCost, [&](int64_t begin, int64_t end) { slots(args, begin, end); });
 }
 
 }  // namespace rudnn

@@ -6,23 +6,34 @@ namespace {
 
 inline bool in_range(int64_t index, int64_t length) { return index >= 0 && index < length; }
 
+// Sums kVectors vectors of a token's rows at an offset; what a slot costs is shared by as many as there are.
+template <int kVectors, class T, class Lanes>
+inline void sum_slots(const CombineArgs& args, int64_t token, int64_t offset, Lanes lanes) {
+  const T* input = static_cast<const T*>(args.input) + offset;
+  Vec sums[kVectors];
+  for (auto& sum : sums) sum = broadcast(0.0f);
+  for (int64_t slot = token * args.top_k; slot < (token + 1) * args.top_k; ++slot) {
+    const int64_t row = args.slot_rows[slot];
+    if (!in_range(row, args.rows)) continue;
+    const Vec weight = broadcast(args.weights != nullptr ? args.weights[slot] : 1.0f);
+    for (int i = 0; i < kVectors; ++i) {
+      sums[i] = fma(weight, load(input + row * args.width + i * kWidth, lanes), sums[i]);
+    }
+  }
+  T* output = static_cast<T*>(args.output) + token * args.width + offset;
+  for (int i = 0; i < kVectors; ++i) store(output + i * kWidth, sums[i], lanes);
+}
+
 template <class T>
 [[gnu::flatten]] void forward(const CombineArgs& args, int64_t begin, int64_t end) {
-  const int64_t width = args.width;
-  const T* input = static_cast<const T*>(args.input);
+  constexpr int kVectors = 4;
   for (int64_t token = begin; token < end; ++token) {
-    const int64_t first_slot = token * args.top_k;
-    T* output = static_cast<T*>(args.output) + token * width;
-    for_each_vector(width, [&](int64_t offset, auto lanes) {
-      Vec sum = broadcast(0.0f);
-      for (int64_t slot = first_slot; slot < first_slot + args.top_k; ++slot) {
-        const int64_t row = args.slot_rows[slot];
-        if (!in_range(row, args.rows)) continue;
-        const Vec weight = broadcast(args.weights != nullptr ? args.weights[slot] : 1.0f);
-        sum = fma(weight, load(input + row * width + offset, lanes), sum);
-      }
-      store(output + offset, sum, lanes);
-    });
+    int64_t offset = 0;
+    for (; offset + kVectors * kWidth <= args.width; offset += kVectors * kWidth) {
+      sum_slots<kVectors, T>(args, token, offset, Full{});
+    }
+    for_each_vector(args.width - offset,
+                    [&](int64_t rest, auto lanes) { sum_slots<1, T>(args, token, offset + rest, lanes); });
   }
 }
 
