@@ -9,12 +9,12 @@ namespace rudnn::RUDNN_ISA {
 // Less than every order_of.
 inline constexpr int32_t kTaken = INT32_MIN;
 
-// An integer for each float, in the order of the floats: NaN, all alike, below -inf, and -0 equal to 0.
+// An integer for each float, in the order of the floats; NaN counts as -inf, and -0 as 0.
 inline int32_t order_of(float value) {
-  const float positive_zero = value + 0.0f;
+  const float ordered = value == value ? value + 0.0f : -__builtin_inff();
   int32_t bits;
-  __builtin_memcpy(&bits, &positive_zero, sizeof(bits));
-  return value == value ? bits ^ ((bits >> 31) & INT32_MAX) : INT32_MIN + 1;
+  __builtin_memcpy(&bits, &ordered, sizeof(bits));
+  return bits ^ ((bits >> 31) & INT32_MAX);
 }
 
 // The float of which order_of is `order`.

@@ -11,8 +11,8 @@ namespace rudnn {
 //
 // Scores are sigmoid(logits), corrected scores are scores + bias. A group's score is the sum of its two largest
 // corrected scores, or its largest; selected_groups groups stay, and of their experts the top_k largest corrected scores
-// are chosen, in descending order; among equals the lower id comes first, for groups and for experts. NaN counts as the
-// smallest. Weights are the chosen experts' scores, without bias. A row with NaN gets NaN weights.
+// are chosen, in descending order; among equals the lower id comes first, for groups and for experts. NaN counts as
+// -inf. Weights are the chosen experts' scores, without bias. A row with NaN gets NaN weights.
 struct RouteSigmoidGroupedCall {
   const Tensor* logits = nullptr;  // [T, E]
   const Tensor* bias = nullptr;    // float32 [E], optional
