@@ -5,11 +5,11 @@
 
 namespace rudnn {
 
-// Contiguous tensors on one device, at least one token. What the maps hold is not trusted: an entry out of range counts as
-// -1, a slot without a row or a row that is nobody's (ops/dispatch.h).
+// Contiguous tensors on one device, at least one token. What the maps hold is not trusted: an entry out of range counts
+// as -1, a slot without a row or a row that is nobody's (ops/dispatch.h).
 //
-// output[t] = the sum over j of weights[t, j] * expert_output[slot_rows[t, j]], in float32 and in the order of j, rounded
-// once.
+// output[t] = the sum over j of weights[t, j] * expert_output[slot_rows[t, j]], in float32 and in the order of j,
+// rounded once.
 struct CombineCall {
   const Tensor* expert_output = nullptr;  // [R, H]
   const Tensor* weights = nullptr;        // [T, k], any float dtype

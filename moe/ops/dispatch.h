@@ -5,8 +5,8 @@
 
 namespace rudnn {
 
-// Which row holds which expert's share of which token, all int32. Slot t * k + j is the j-th choice of token t. Rows are
-// sorted by expert, and within an expert by slot. A slot whose index is outside [0, E) has no row; the rows from
+// Which row holds which expert's share of which token, all int32. Slot t * k + j is the j-th choice of token t. Rows
+// are sorted by expert, and within an expert by slot. A slot whose index is outside [0, E) has no row; the rows from
 // expert_offsets[E] on are then nobody's.
 struct RowMap {
   const Tensor* expert_offsets = nullptr;  // [E + 1]: the first row of each expert

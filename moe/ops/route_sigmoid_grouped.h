@@ -10,9 +10,9 @@ namespace rudnn {
 // selected_groups * E / groups.
 //
 // Scores are sigmoid(logits), corrected scores are scores + bias. A group's score is the sum of its two largest
-// corrected scores, or its largest; selected_groups groups stay, and of their experts the top_k largest corrected scores
-// are chosen, in descending order; among equals the lower id comes first, for groups and for experts. NaN counts as
-// -inf. Weights are the chosen experts' scores, without bias. A row with NaN gets NaN weights.
+// corrected scores, or its largest; selected_groups groups stay, and of their experts the top_k largest corrected
+// scores are chosen, in descending order; among equals the lower id comes first, for groups and for experts. NaN counts
+// as -inf. Weights are the chosen experts' scores, without bias. A row with NaN gets NaN weights.
 struct RouteSigmoidGroupedCall {
   const Tensor* logits = nullptr;  // [T, E]
   const Tensor* bias = nullptr;    // float32 [E], optional
