@@ -5,54 +5,67 @@
 
 namespace rudnn {
 
-// Rows of the dispatched matrix that belong to one expert, or to nobody: expert is -1 then.
+// Rows of the dispatched matrix that belong to one expert, or to nobody: those before the first expert's, which count
+// as expert -1's, and those after the last one's, which count as the next one's.
 struct RowGroup {
   int expert;
   int64_t begin;
   int64_t end;
 
-  __device__ __forceinline__ int64_t rows() const { return max(end - begin, int64_t{0}); }
+  __device__ __forceinline__ int64_t rows() const { return end - begin; }
 };
 
-// The rows [0, rows) fall into experts + 2 groups: what lies before the first expert, the experts', and what is left.
-// Offsets are not trusted: every boundary is clamped to [0, rows].
+// Where the groups of the rows [0, rows) begin and end. Offsets are not trusted: a boundary is the largest of the
+// offsets up to it, clamped to [0, rows], so that groups never overlap. Every lane of a warp calls its functions.
 struct RowGroups {
   const int32_t* expert_offsets;  // [experts + 1]
   int experts;
   int64_t rows;
 
-  __device__ __forceinline__ int64_t boundary(int group) const {
-    if (group <= 0) return 0;
-    if (group > experts + 1) return rows;
-    return min(max(int64_t{expert_offsets[group - 1]}, int64_t{0}), rows);
-  }
-  __device__ __forceinline__ RowGroup group(int index) const {
-    return {index > 0 && index <= experts ? index - 1 : -1, boundary(index), boundary(index + 1)};
-  }
-  __device__ __forceinline__ RowGroup expert(int index) const { return group(index + 1); }
-
-  // Tiles of kTileRows rows are numbered so that a group's first is boundary / kTileRows + group: enough of them for
-  // every group, and the number follows from the boundary alone. Some numbers have no rows.
-  template <int kTileRows>
-  __device__ __forceinline__ int64_t first_tile(int group) const {
-    return boundary(group) / kTileRows + group;
+  __device__ __forceinline__ bool has_expert(const RowGroup& group) const {
+    return group.expert >= 0 && group.expert < experts;
   }
 
-  // The rows of a tile; every lane of the warp calls. The lanes look at 32 groups at once.
+  __device__ __forceinline__ RowGroup of_expert(int expert) const {
+    return last_group([&](int each, int64_t) { return each <= expert; });
+  }
+
+  // Tiles of kTileRows rows are numbered so that a group's first is begin / kTileRows + expert + 1: enough of them for
+  // every group, and the number follows from where it begins alone. Some numbers have no rows.
   template <int kTileRows>
   __device__ __forceinline__ RowGroup tile(int64_t number) const {
-    int low = 0, high = experts + 2;  // first_tile(low) <= number < first_tile(high)
-    while (high - low > 1) {
-      const int step = (high - low + kWarpSize - 1) / kWarpSize;
-      const int probe = low + warp_lane() * step;
-      const bool reached = probe < high && first_tile<kTileRows>(probe) <= number;
-      low += (kWarpSize - 1 - __clz(static_cast<int>(__ballot_sync(kFullMask, reached)))) * step;
-      high = min(low + step, high);
+    const auto first_tile = [](int expert, int64_t begin) { return begin / kTileRows + expert + 1; };
+    RowGroup group = last_group([&](int each, int64_t begin) { return first_tile(each, begin) <= number; });
+    group.begin = min(group.begin + (number - first_tile(group.expert, group.begin)) * kTileRows, group.end);
+    group.end = min(group.begin + kTileRows, group.end);
+    return group;
+  }
+
+ private:
+  // The last group of which is_reached(expert, begin) holds: it holds of the first group, and up to the one returned.
+  template <class IsReached>
+  __device__ __forceinline__ RowGroup last_group(IsReached is_reached) const {
+    RowGroup found{-1, 0, 0};
+    int32_t largest = 0;  // of the offsets before those that the lanes look at
+    for (int first = 0;; first += kWarpSize) {
+      const int expert = first + warp_lane();
+      int32_t offset = expert <= experts ? expert_offsets[expert] : 0;
+#pragma unroll
+      for (int distance = 1; distance < kWarpSize; distance *= 2)
+        offset = max(offset, __shfl_up_sync(kFullMask, offset, distance));  // the first lanes get their own
+      offset = max(offset, largest);
+      const int64_t begin = expert <= experts ? min(int64_t{offset}, rows) : rows;
+      const int reached = __popc(__ballot_sync(kFullMask, expert <= experts && is_reached(expert, begin)));
+      if (reached > 0) {
+        found.expert = first + reached - 1;
+        found.begin = __shfl_sync(kFullMask, begin, reached - 1);
+      }
+      if (reached < kWarpSize) {
+        found.end = __shfl_sync(kFullMask, begin, reached);
+        return found;
+      }
+      largest = __shfl_sync(kFullMask, offset, kWarpSize - 1);
     }
-    RowGroup rows = group(low);
-    rows.begin += (number - first_tile<kTileRows>(low)) * kTileRows;
-    rows.end = min(rows.end, rows.begin + kTileRows);
-    return rows;
   }
 };
 template <int kTileRows>

@@ -87,13 +87,13 @@ __device__ __forceinline__ void multiply(const Problem& problem, ScalarTile, Sca
   ScalarStage<T, kRows> left;
   ScalarStage<T, kColumns> right;
   const int row = threadIdx.x / kThreadColumns * kRun, column = threadIdx.x % kThreadColumns * kRun;
-  const int64_t steps = problem.steps();
-  const auto load = [&](int64_t step) {
+  const int steps = problem.steps();
+  const auto load = [&](int step) {
     left.template load<Problem::kLeftAlongRows>(problem.left(step), problem.vectors());
     right.template load<Problem::kRightAlongRows>(problem.right(step), problem.vectors());
   };
   if (steps > 0) load(0);
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     float* const left_tile = stages + step % 2 * kStage;
     float* const right_tile = left_tile + kDepth * kRows;
     left.template store<Problem::kLeftAlongRows>(left_tile);

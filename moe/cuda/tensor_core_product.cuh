@@ -141,8 +141,8 @@ __device__ __forceinline__ void multiply(const Problem& problem, TensorCoreTile<
   using Left = FragmentLoader<T, Tile::kRows, Tile::kDepth, Problem::kLeftAlongRows>;
   using Right = FragmentLoader<T, Tile::kColumns, Tile::kDepth, Problem::kRightAlongRows>;
   T* const stages = reinterpret_cast<T*>(shared);
-  const int64_t steps = problem.steps();
-  const auto load = [&](int64_t step) {
+  const int steps = problem.steps();
+  const auto load = [&](int step) {
     if (step < steps) {
       T* const stage = stages + step % Tile::kStages * Tile::kStageElements;
       Left::Stage::template load<Tile::kThreads>(stage, problem.left(step), problem.vectors());
@@ -153,7 +153,7 @@ __device__ __forceinline__ void multiply(const Problem& problem, TensorCoreTile<
   };
 #pragma unroll
   for (int step = 0; step < Tile::kStages - 1; ++step) load(step);
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     cp_async_wait<Tile::kStages - 2>();
     __syncthreads();  // shows the stage to all, and that all are done with the one before it
     load(step + Tile::kStages - 1);
