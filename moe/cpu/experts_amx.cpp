@@ -1,8 +1,9 @@
 #include "common/cpu/isa.h"
 
 #if RUDNN_X86_ISAS
+#include "cpu/amx_tiles.inl.h"
 #include "cpu/experts.h"
-#include "cpu/tiles.inl.h"
+#include "cpu/silu.inl.h"
 
 // Rows of weights are left tiles as they lie in memory, tokens are packed to right tiles, and a sum has a feature for
 // each row and a token for each column; so two rows of silu(gate x) * (up x) make pairs for the next product.
@@ -81,8 +82,6 @@ inline LeftTiles weight_rows(const ExpertMatrices<const void>& matrices, const E
   return {matrix + first * columns, columns, kDepth, larger(smaller(last - first, 16), 0), columns};
 }
 
-inline Vec silu(Vec x) { return x * sigmoid(x); }
-
 // Columns of a tile of sums become rows: those of `count` rows of a matrix, from `feature` on.
 template <class Store>
 inline void for_each_column(const float (&tile)[16][16], int64_t count, Store&& store_column) {
@@ -105,7 +104,7 @@ inline void store_activated(const Sums& sums, const ActivatedBlock& block, int p
   const int half = part / 8;
   const int row = part % 8 * 2;
   const auto activated = [&](int feature) {
-    return narrow(silu(load(sums.tiles[half][feature], Full{})) * load(sums.tiles[2 + half][feature], Full{}));
+    return narrow(Silu::value(load(sums.tiles[half][feature], Full{})) * load(sums.tiles[2 + half][feature], Full{}));
   };
   bfloat16* tile = block.packed + (block.feature / kDepth * 2 + half) * kTileSize;
   _mm512_store_si512(tile + (block.feature % kDepth + row) * 16, pair_up(activated(row), activated(row + 1)));

@@ -2,6 +2,7 @@
 // sum's order depends on its length alone, whatever is computed beside it.
 #include "cpu/experts.h"
 #include "cpu/experts_units.inl.h"
+#include "cpu/silu.inl.h"
 
 namespace rudnn::RUDNN_ISA {
 namespace {
@@ -124,11 +125,9 @@ inline void differentiate_row(const ExpertsBackwardArgs& args, int64_t row, int6
     const Vec gate = load(static_cast<const T*>(args.gate_projection) + offset + i, lanes);
     const Vec up = load(static_cast<const T*>(args.up_projection) + offset + i, lanes);
     const Vec upstream = load(grad + i, lanes);
-    const Vec probability = sigmoid(gate);
-    const Vec silu = gate * probability;
-    const Vec slope = fma(silu, broadcast(1.0f) - probability, probability);
+    const Vec silu = Silu::value(gate);
     store(args.activated + offset + i, silu * up, lanes);
-    store(args.grad_gate_projection + offset + i, upstream * up * slope, lanes);
+    store(args.grad_gate_projection + offset + i, upstream * up * Silu::slope(gate), lanes);
     store(args.grad_up_projection + offset + i, upstream * silu, lanes);
   });
 }

@@ -1,8 +1,9 @@
 #include "common/cpu/isa.h"
 
 #if RUDNN_X86_ISAS
+#include "cpu/amx_tiles.inl.h"
 #include "cpu/experts.h"
-#include "cpu/tiles.inl.h"
+#include "cpu/silu.inl.h"
 
 // Sums have a row for each row of the group, or of a weight's gradient. Weights are packed to right tiles on the way,
 // a panel of 32 columns at a time; what the gradients of weights sum over rows is packed by blocks of rows, transposed
@@ -117,10 +118,8 @@ inline void differentiate_columns(const ExpertsBackwardArgs& args, const Sums& s
         up = load(static_cast<const bfloat16*>(args.up_projection) + offset, lanes);
         upstream = load(sums.tiles[row / 16 * 2 + half][row % 16], Full{});
       }
-      const Vec probability = sigmoid(gate);
-      const Vec silu = gate * probability;
-      const Vec slope = fma(silu, broadcast(1.0f) - probability, probability);
-      gates[odd] = narrow(keep(upstream * up * slope, lanes, zero));
+      const Vec silu = Silu::value(gate);
+      gates[odd] = narrow(keep(upstream * up * Silu::slope(gate), lanes, zero));
       ups[odd] = narrow(keep(upstream * silu, lanes, zero));
       products[odd] = narrow(silu * up);
       const int64_t offset = row * tiles_of(width) * 16 + at.column;

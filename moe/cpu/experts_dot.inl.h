@@ -1,5 +1,6 @@
 // The phases of the experts over dot products of rows.
 #include "cpu/experts_units.inl.h"
+#include "cpu/silu.inl.h"
 
 namespace rudnn::RUDNN_ISA {
 namespace {
@@ -106,7 +107,7 @@ inline void store_activated(const ExpertsArgs& args, int64_t row, int64_t featur
   for_each_vector(count, [&](int64_t i, auto lanes) {
     const Vec g = load(gate + i, lanes);
     const Vec u = load(up + i, lanes);
-    store(static_cast<T*>(args.activated) + offset + i, g * sigmoid(g) * u, lanes);
+    store(static_cast<T*>(args.activated) + offset + i, Silu::value(g) * u, lanes);
     if (args.gate_projection != nullptr) {
       store(static_cast<T*>(args.gate_projection) + offset + i, g, lanes);
       store(static_cast<T*>(args.up_projection) + offset + i, u, lanes);
