@@ -123,7 +123,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> experts_backward(const Tensor& grad, 
   const auto empty_gradient = [&](bool needed, const Tensor& weight) {
     return new_empty(rows, needed ? shape_of(weight) : std::vector<int64_t>{0}, ScalarType::Float);
   };
-  const Tensor grad_values = new_empty(rows, need_values ? shape_of(rows) : std::vector<int64_t>{0}, rows.scalar_type());
+  const Tensor grad_values =
+      new_empty(rows, need_values ? shape_of(rows) : std::vector<int64_t>{0}, rows.scalar_type());
   const Tensor grad_gate = empty_gradient(need_weights, gate);
   const Tensor grad_up = empty_gradient(need_weights && up, up.value_or(gate));
   const Tensor grad_down = empty_gradient(need_weights, down);
