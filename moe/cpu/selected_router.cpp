@@ -10,6 +10,9 @@
 namespace rudnn {
 namespace {
 
+// What an element costs beside one that is only copied.
+constexpr int64_t kElementCost = 4;
+
 SelectedRouterArgs args_of(const SelectedRouterCall& call) {
   SelectedRouterArgs args;
   args.dtype = dtype_of(*call.logits);
@@ -31,14 +34,14 @@ SelectedRouterArgs args_of(const SelectedRouterCall& call) {
 void launch_selected_router_weights(const SelectedRouterCall& call) {
   static const auto rows = RUDNN_CHOOSE(selected_router_rows);
   const SelectedRouterArgs args = args_of(call);
-  cpu::parallel_for(call.logits->size(0), args.experts + args.top_k,
+  cpu::parallel_for(call.logits->size(0), kElementCost * args.experts,
                     [&](int64_t begin, int64_t end) { rows(args, begin, end); });
 }
 
 void launch_selected_router_backward(const SelectedRouterCall& call) {
   static const auto rows = RUDNN_CHOOSE(selected_router_backward_rows);
   const SelectedRouterArgs args = args_of(call);
-  cpu::parallel_for(call.logits->size(0), args.experts + args.top_k, [&](int64_t begin, int64_t end) {
+  cpu::parallel_for(call.logits->size(0), kElementCost * args.experts, [&](int64_t begin, int64_t end) {
     std::vector<float> grad_scores(args.experts);
     rows(args, begin, end, grad_scores.data());
   });

@@ -119,12 +119,12 @@ template <RouterScoring kScoring, class T>
   }
 }
 
-// Calls visitor(scoring, element) with the scoring as std::integral_constant would have it and the type of the logits.
 template <RouterScoring kScoring>
 struct ScoringTag {
   static constexpr RouterScoring value = kScoring;
 };
 
+// Calls visitor(ScoringTag<scoring>{}, TypeTag<T>{}) for logits of type T.
 template <class Visitor>
 inline void visit(const SelectedRouterArgs& args, Visitor&& visitor) {
   visit_dtype(args.dtype, [&](auto element) {
