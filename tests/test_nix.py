@@ -24,7 +24,7 @@ BROKEN = {
         "flake.nix",
         "isFamily (builtins.readDir ./.)",
         'isFamily { normalization = "file"; }',
-        f"packages.x86_64-linux.all is [], not {[family.title for family in discover()]}",
+        "packages.x86_64-linux.all is [], not [",
     ),
     "more_than_the_families": (
         "flake.nix",
@@ -115,7 +115,7 @@ def test_missing_file_is_found(flakes, path):
 
 def test_new_family_needs_no_edit(flakes):
     """The flake at the top finds a family by its build.toml."""
-    shutil.copytree(flakes / "normalization", flakes / "gated-delta")
-    text = (flakes / "gated-delta/build.toml").read_text()
-    (flakes / "gated-delta/build.toml").write_text(text.replace("rudnn-normalization", "rudnn-gated-delta"))
+    shutil.copytree(flakes / "normalization", flakes / "new-family")
+    text = (flakes / "new-family/build.toml").read_text()
+    (flakes / "new-family/build.toml").write_text(text.replace("rudnn-normalization", "rudnn-new-family"))
     assert nix.findings(flakes) == []
