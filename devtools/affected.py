@@ -13,7 +13,8 @@ from devtools.project import ROOT
 
 # What every family is built from.
 _SHARED = ("common", "flake.nix", "flake.lock")
-_TAG = re.compile(r"(?P<family>[a-z0-9-]+)-v(?P<version>\d+)(\.\d+)*")
+TAG = re.compile(r"(?P<family>[a-z0-9-]+)-v(?P<version>\d+)(\.(?P<number>\d+))?")
+"""Of a release; the first of a version may lack the number."""
 
 
 def affected(families: Iterable[Family], paths: Iterable[str]) -> list[Family]:
@@ -38,9 +39,9 @@ def released(tag: str) -> Family:
     Raises:
         Failure: There is no such family, or its build.toml has another version.
     """
-    match = _TAG.fullmatch(tag)
+    match = TAG.fullmatch(tag)
     if match is None:
-        raise Failure(f"the tag of a release is <family>-v<version>, not {tag}")
+        raise Failure(f"the tag of a release is <family>-v<version>.<number>, not {tag}")
     (family,) = select([match["family"]])
     if (version := family.config["general"].get("version")) != int(match["version"]):
         raise Failure(f"{tag} does not release {family.title}, whose build.toml has version {version}")

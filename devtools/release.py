@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devtools import abi, signatures
+from devtools.affected import TAG
 from devtools.configuration import rust
 from devtools.errors import Failure
 from devtools.families import Family
@@ -57,8 +58,10 @@ class Release:
 
     @staticmethod
     def _parsed(family: Family, tag: str) -> "Release | None":
-        match = re.fullmatch(rf"{re.escape(family.title)}-v(\d+)(?:\.(\d+))?", tag)
-        return Release(int(match[1]), int(match[2] or 0), tag) if match else None
+        match = TAG.fullmatch(tag)
+        if match is None or match["family"] != family.title:
+            return None
+        return Release(int(match["version"]), int(match["number"] or 0), tag)
 
     def signatures(self, family: Family) -> dict[str, str]:
         """Returns the content of each file of signatures that the release has, by its path in the repository."""
