@@ -48,13 +48,18 @@ def released(tag: str) -> Family:
     return family
 
 
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    found = argparse.ArgumentParser(description=__doc__)
+    found.add_argument("--since", metavar="REVISION", default="", help="families changed since then (default: all)")
+    found.add_argument("--backend", help="of those, the ones with sources for this backend")
+    found.add_argument("--tag", help="instead, the family that a tag releases")
+    return found
+
+
 def main(arguments: list[str]) -> int:
     """Prints a family's directory, or a JSON list of them; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--since", metavar="REVISION", default="", help="families changed since then (default: all)")
-    parser.add_argument("--backend", help="of those, the ones with sources for this backend")
-    parser.add_argument("--tag", help="instead, the family that a tag releases")
-    chosen = parser.parse_args(arguments)
+    chosen = parser().parse_args(arguments)
     try:
         if chosen.tag is not None:
             print(released(chosen.tag).title)

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from devtools import affected, main
 from devtools.project import ROOT, VENV
 
 _FINDINGS = 10
@@ -20,7 +21,10 @@ _FINDINGS = 10
 
 _USES = re.compile(r"\buses:\s*(?P<action>[\w.-]+/[\w./-]+)@(?P<pin>.*)")
 _PIN = re.compile(r"[0-9a-f]{40} # v\d+(\.\d+)*")
-_COMMAND = re.compile(r"\./dev\s+([^&|;\n]*)")
+_COMMAND = re.compile(r"(\./dev|python3? -m devtools\.\w+)\s+([^&|;\n)]*)")
+_VARIABLE = re.compile(r"\$\{?([A-Z][A-Z0-9_]*)")
+_GIVEN = {"GITHUB_OUTPUT"}
+"""Variables that GitHub sets and the workflows use."""
 _EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}")
 _REFERENCE = re.compile(r"\b(matrix|needs|steps)\.([\w-]+)(?:\.outputs\.([\w-]+))?")
 
@@ -36,14 +40,26 @@ def findings(root: Path = ROOT) -> list[str]:
         return found
     texts = {path: path.read_text() for path in sorted((root / ".github").rglob("*.y*ml"))}
     found += _pins(root, texts)
-    families = {path.parent.name for path in root.glob("*/build.toml")}
     for path, text in texts.items():
         name, content = str(path.relative_to(root)), yaml.safe_load(text)
-        found += [f"{name}: there is no family {title}" for title in _named_families(content) if title not in families]
-        found += [f"{name}: {message}" for message in _commands(content)]
+        found += [f"{name}: {message}" for message in _content(root, content)]
         for title, job in content.get("jobs", {}).items():
-            found += [f"{name}: job {title}: {message}" for message in _job(job, content["jobs"])]
+            found += [f"{name}: job {title}: {message}" for message in _job(job, content)]
     return found
+
+
+def _content(root: Path, content: Any) -> Iterator[str]:
+    """Yields what is wrong with a workflow or an action as a whole."""
+    for title in _named_families(content):
+        yield f"family {title} is named, where devtools.affected is to find the families, so that none is left out"
+    group = content.get("concurrency")
+    group = group.get("group") if isinstance(group, dict) else group
+    if group is not None and "github.ref" not in group:
+        yield f"the concurrency group {group} is that of every ref, whose runs would take each other's place"
+    for used in _values(content, "uses"):
+        if used.startswith("$/") and not (root / used.removeprefix("$/")).exists():
+            yield f"uses {used}, which does not exist"
+    yield from _commands(content)
 
 
 def _audit(root: Path) -> tuple[bool, list[str]]:
@@ -101,33 +117,40 @@ def _listed(value: Any) -> list[str]:
 
 
 def _commands(content: Any) -> Iterator[str]:
-    """Yields the `./dev` commands that `./dev` does not know."""
-    from devtools.main import parser
-
-    for script in _scripts(content):
-        for arguments in _COMMAND.findall(script):
+    """Yields the commands of this repository that it does not know."""
+    parsers = {"./dev": main.parser(), "python3 -m devtools.affected": affected.parser()}
+    for script in _values(content, "run"):
+        for command, arguments in _COMMAND.findall(script):
+            if command not in parsers:
+                yield f"{command} is no command"
+                continue
             try:
                 with contextlib.redirect_stderr(io.StringIO()):
-                    parser().parse_args(shlex.split(arguments))
+                    parsers[command].parse_args(shlex.split(arguments))
             except SystemExit:
-                yield f"./dev {arguments.strip()} is no command"
+                yield f"{command} {arguments.strip()} is no command"
 
 
-def _scripts(content: Any) -> Iterator[str]:
-    """Yields each value of a key `run`."""
-    if isinstance(content, dict) and isinstance(content.get("run"), str):
-        yield content["run"]
+def _values(content: Any, key: str) -> Iterator[str]:
+    """Yields each text that stands under a key such as `run`."""
+    if isinstance(content, dict) and isinstance(content.get(key), str):
+        yield content[key]
     for each in _parts(content):
-        yield from _scripts(each)
+        yield from _values(each, key)
 
 
-def _job(job: dict[str, Any], jobs: dict[str, Any]) -> Iterator[str]:
-    """Yields what is wrong with a job: no time limit, no permissions, and references to what there is not."""
+def _job(job: dict[str, Any], workflow: dict[str, Any]) -> Iterator[str]:
+    """Yields what is wrong with a job: no time limit, too few or many permissions, references to what there is not."""
     if "uses" not in job and "timeout-minutes" not in job:
         yield "has no timeout-minutes"
     if "permissions" not in job:
         yield "has no permissions"
-    needed = {name: jobs[name] for name in _listed(job.get("needs", [])) if name in jobs}
+    elif isinstance(job["permissions"], dict):
+        yield from (f"may {level} {scope}" for scope, level in job["permissions"].items() if level == "write")
+    jobs = workflow["jobs"]
+    needs = _listed(job.get("needs", []))
+    yield from (f"needs {name}, which is no job" for name in needs if name not in jobs)
+    needed = {name: jobs[name] for name in needs if name in jobs}
     defined: dict[str, Iterable[str]] = {
         "matrix": _matrix_keys(job),
         "needs": needed,
@@ -138,6 +161,11 @@ def _job(job: dict[str, Any], jobs: dict[str, Any]) -> Iterator[str]:
             yield f"{context}.{name} is not defined"
         elif context == "needs" and output and output not in needed[name].get("outputs", {}):
             yield f"{context}.{name} has no output {output}"
+    for step in job.get("steps", []):
+        environments = (part.get("env", {}) for part in (workflow, job, step))
+        variables = {name for environment in environments for name in environment} | _GIVEN
+        for name in sorted(set(_VARIABLE.findall(step.get("run", ""))) - variables):
+            yield f"the variable {name} is not defined in {step.get('name')}"
 
 
 def _matrix_keys(job: dict[str, Any]) -> set[str]:
