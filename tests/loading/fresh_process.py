@@ -1,4 +1,7 @@
-"""Runs Python code in a process of its own, in which the network and the files outside a directory are out of reach."""
+"""Runs Python code in a process of its own, in which other processes, the network and most files are out of reach.
+
+The guard sees what Python does. What the kernels' own library could do by itself, `test_abi.py` sees by its symbols.
+"""
 
 import os
 import subprocess
@@ -24,16 +27,27 @@ ONE_CALL = {
 GUARD = """
 import os, sys
 
-def guard(event, arguments, writable=os.path.realpath(os.environ["TEST_WRITABLE"]), hub=os.environ["TEST_HUB"], os=os):
-    if event.startswith("socket.") and event.split(".")[1] in ("connect", "sendto", "getaddrinfo", "gethostbyname"):
+NETWORK = ("connect", "sendto", "sendmsg", "getaddrinfo", "getnameinfo", "gethostbyname", "gethostbyaddr")
+HUB, WRITABLE = os.environ["TEST_HUB"], os.path.realpath(os.environ["TEST_WRITABLE"])
+
+def guard(event, arguments, network=NETWORK, writable=WRITABLE, hub=HUB, os=os):
+    if event.startswith("socket.") and event.split(".")[1] in network:
         place = arguments[1] if event == "socket.connect" else arguments[:2]
         if not hub or ":".join(map(str, place)) != hub:
             end(f"network: {event} {arguments[1:]}")
+    if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty"):
+        # Not the environment, which may hold secrets.
+        end(f"process: {event} {arguments[:2]}")
     if event == "open":
         path, _, flags = arguments
         if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
             return
+        # The event does not tell the open directory to which it may be relative.
+        if not isinstance(path, int) and not os.path.isabs(path):
+            end(f"write: {event} {path}")
         paths = [path]
+    elif event == "sqlite3.connect":
+        paths = arguments
     elif event in ("os.link", "os.symlink"):
         paths = arguments[1:2]
     elif event.split(".")[-1] in ("mkdir", "rename", "remove", "rmdir", "truncate", "chmod"):
@@ -41,7 +55,7 @@ def guard(event, arguments, writable=os.path.realpath(os.environ["TEST_WRITABLE"
     else:
         return
     # The last argument of most, and -1 unless the path is relative to an open directory.
-    directory = arguments[-1] if event not in ("open", "os.truncate") else -1
+    directory = arguments[-1] if event not in ("open", "os.truncate", "sqlite3.connect") else -1
     base = os.getcwd() if directory < 0 else os.readlink(f"/proc/self/fd/{directory}")
     for path in paths:
         if isinstance(path, int):

@@ -3,6 +3,7 @@
 import re
 import subprocess
 
+import pytest
 from fresh_process import by_family, variant_of
 
 from devtools import abi
@@ -11,6 +12,11 @@ from devtools import abi
 def library_of(family):
     (library,) = variant_of(family).glob("*.so")
     return library
+
+
+def needed_by(library):
+    """The names of the symbols that a library takes from others."""
+    return {line.split()[-1].split("@")[0] for line in lines_of("nm", "--dynamic", "--undefined-only", library)}
 
 
 def lines_of(*command):
@@ -39,3 +45,42 @@ def test_only_the_module_is_exported(family):
     symbols = lines_of("nm", "--dynamic", "--defined-only", library)
     exported = {line.split()[-1].split("@")[0] for line in symbols}
     assert exported == {f"PyInit_{library.name.split('.')[0]}"}
+
+
+# Of the C library, and of the C++ one as they are mangled.
+REACHES_OUT = re.compile(
+    r"(f?open|openat|creat|freopen|mkostemp|mkstemp|tmpfile|shm_open)(64)?"
+    r"|rename(at)?|unlink(at)?|mkdir(at)?|(sym)?link(at)?"
+    r"|socket|socketpair|connect|bind|listen|send|sendto|sendmsg|getaddrinfo|gethostbyname"
+    r"|system|popen|v?fork|clone|exec[lv][pe]*|posix_spawnp?|dlm?open"
+    r"|_Z.*(basic_filebuf|basic_[io]?fstream|10filesystem).*"
+)
+
+
+@by_family
+def test_the_library_cannot_open_files_connections_or_processes(family):
+    """Python's audit events, on which the guard of the other tests rests, tell nothing of what native code does."""
+    needed = needed_by(library_of(family))
+    assert "memcpy" in needed
+    assert [name for name in sorted(needed) if REACHES_OUT.fullmatch(name)] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'std::ofstream("file")',
+        'fopen("file", "w")',
+        'open("file", O_WRONLY)',
+        'system("true")',
+        "fork()",
+        "socket(AF_INET, SOCK_STREAM, 0)",
+        'execl("/bin/true", "true", nullptr)',
+    ],
+)
+def test_such_symbols_are_found(tmp_path, code):
+    headers = ("fstream", "cstdio", "cstdlib", "fcntl.h", "unistd.h", "sys/socket.h")
+    includes = "".join(f"#include <{header}>\n" for header in headers)
+    library = tmp_path / "library.so"
+    command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=f"{includes}void run() {{ (void){code}; }}\n", text=True, check=True)
+    assert any(map(REACHES_OUT.fullmatch, needed_by(library)))
