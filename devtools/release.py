@@ -1,9 +1,10 @@
 """What must hold before a release, and what it uploads.
 
 A release is a commit with a tag `<family>-v<version>.<number>`; the number counts the releases of a version, and the
-first may lack it. The Hub has a branch v<version> for each version, which a release of that version replaces.
+first may lack it. The Hub has a branch v<version> for each version, whose variants a release of that version replaces.
 """
 
+import ast
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -93,8 +94,7 @@ def version_problems(family: Family) -> Iterator[str]:
         if not path.is_file():
             yield f"{name} is missing, but {last.tag} has it"
         elif path.read_text() != content:
-            expected, found = signatures.read(content), signatures.read(path.read_text())
-            changes = "; ".join(signatures.differences(expected, found)) or "only its form"
+            changes = "; ".join(_changes(content, path.read_text())) or "only its form"
             yield f"{name} is not that of {last.tag} ({changes}); {_raise_version(family)}"
 
 
@@ -104,8 +104,16 @@ def signature_problems(family: Family, built: signatures.Signatures) -> Iterator
     if not path.is_file():
         yield f"{relative(path)} does not exist; ./dev release --write-signatures {family.title} writes it"
         return
-    for difference in signatures.differences(signatures.read(path.read_text()), built):
+    for difference in _changes(path.read_text(), signatures.written(built)):
         yield f"{relative(path)}: {difference}; {_raise_version(family)}"
+
+
+def _changes(before: str, after: str) -> Iterator[str]:
+    """Yields how two files of signatures differ, or that one of them is none."""
+    try:
+        yield from signatures.differences(signatures.read(before), signatures.read(after))
+    except ValueError as error:
+        yield f"it cannot be read: {error}"
 
 
 def _raise_version(family: Family) -> str:
@@ -117,14 +125,18 @@ def _raise_version(family: Family) -> str:
 
 def card_problems(family: Family, built: signatures.Signatures) -> Iterator[str]:
     """Yields what is missing in the family's CARD.md, which the Hub shows as the kernel's page."""
+    import yaml  # type: ignore[import-untyped]
     from huggingface_hub import metadata_load
 
     path = family.directory / "CARD.md"
     if not path.is_file():
         yield f"{relative(path)} does not exist"
         return
-    text = path.read_text()
-    header = metadata_load(path) or {}
+    try:
+        text, header = path.read_text(), metadata_load(path) or {}
+    except (ValueError, yaml.YAMLError) as error:
+        yield f"{relative(path)} cannot be read: {' '.join(str(error).split())}"
+        return
     wanted = {"library_name": "kernels", "license": str(family.config["general"]["license"]).lower()}
     for key, value in wanted.items():
         if header.get(key) != value:
@@ -134,8 +146,11 @@ def card_problems(family: Family, built: signatures.Signatures) -> Iterator[str]
         if not sections.get(name, "").strip():
             yield f"{relative(path)} has no section {name}, or an empty one"
     for name, parameters in built.items():
-        if parameters.startswith("(") and "." not in name and f"`{name}(" not in sections.get("API", ""):
-            yield f"{relative(path)} does not list {name} in its section API"
+        if parameters.startswith("(") and "." not in name:
+            listed = re.findall(rf"`{name}(\([^`]*\))", sections.get("API", ""))
+            if not any(_same_parameters(parameters, each) for each in listed):
+                instead = f", but {name}{listed[0]}" if listed else ""
+                yield f"{relative(path)} does not list {name}{parameters} in its section API{instead}"
     for backend in sorted(family.backends):
         if _BACKENDS[backend] not in sections.get("Devices and dtypes", ""):
             yield f"{relative(path)} says nothing about {_BACKENDS[backend]} in its section Devices and dtypes"
@@ -145,6 +160,15 @@ def card_problems(family: Family, built: signatures.Signatures) -> Iterator[str]
     for number, line in enumerate(text.splitlines(), 1):
         if re.search(r"\{\{|\{%|\{#|\bTODO\b", line):
             yield f"{relative(path)}:{number}: is not filled in: {line.strip()}"
+
+
+def _same_parameters(first: str, second: str) -> bool:
+    """Returns whether two lists of parameters say the same, however their defaults are written."""
+    try:
+        parsed = [ast.dump(ast.parse(f"def function{each}: ...")) for each in (first, second)]
+    except SyntaxError:
+        return first == second
+    return parsed[0] == parsed[1]
 
 
 def variant_problems(family: Family, variants: Sequence[Variant]) -> Iterator[str]:
@@ -163,8 +187,10 @@ def _problems_of(variant: Variant) -> Iterator[str]:
     except (OSError, ValueError) as error:
         yield f"its metadata.json cannot be read: {error}"
         return
-    if metadata.version != variant.family.version:
-        yield f"is of version {metadata.version}, but {_build_toml(variant.family)} has {variant.family.version}"
+    # Of these there is no digest, and a build does not look at them where the files are as they must be.
+    for key, found in {"name": str(metadata.name), "version": metadata.version, "license": metadata.license}.items():
+        if found != (wanted := variant.family.config["general"][key]):
+            yield f"its metadata.json has {key} {found}, but {_build_toml(variant.family)} has {wanted}; remove it"
     if metadata.digest is None:
         yield "has no digest"
     else:

@@ -26,8 +26,15 @@ def file_of(family: Family, version: int | None = None) -> Path:
 
 
 def read(text: str) -> Signatures:
-    """Returns what `written` was given."""
-    return {str(name): str(value) for name, value in json.loads(text).items()}
+    """Returns what `written` was given.
+
+    Raises:
+        ValueError: It was given nothing, or what it wrote was changed to something else.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return {str(name): str(value) for name, value in content.items()}
 
 
 def written(signatures: Signatures) -> str:

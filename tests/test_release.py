@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 from conftest import Checkout, assert_fails, copied
 
+from devtools import release
+
 CARD = """\
 ---
 library_name: kernels
@@ -161,6 +163,7 @@ def test_a_shallow_clone(repository):
 )
 def test_a_changed_signature(repository, old, new, reason):
     repository.edit(SOURCE, old, new)
+    repository.edit("toy/CARD.md", "add_one(input)", f"add_one{new if old == '(input)' else '(input)'}")
     commit(repository)
     assert_refused(repository, "toy: signatures", f"{SIGNATURES}: {reason}", "raise version in toy/build.toml")
 
@@ -174,6 +177,7 @@ def test_annotations_and_docstrings_may_change(repository):
 def test_a_new_version_needs_its_own_file(repository):
     git(repository, "tag", "toy-v1.0")
     repository.edit(SOURCE, "(input)", "(input, times=1)")
+    repository.edit("toy/CARD.md", "(input)", "(input, times=1)")
     repository.edit("toy/build.toml", "version = 1", "version = 2")
     commit(repository)
     assert_refused(repository, "toy: signatures", "toy/signatures/v2.json does not exist")
@@ -188,6 +192,7 @@ def test_a_new_version_needs_its_own_file(repository):
 def test_signatures_that_were_released_stay(repository):
     git(repository, "tag", "toy-v1.0")
     repository.edit(SOURCE, "(input)", "(input, times=1)")
+    repository.edit("toy/CARD.md", "(input)", "(input, times=1)")
     assert_fails(repository.dev("release", "--write-signatures", "toy"), SIGNATURES, "was released with toy-v1.0")
     repository.edit(SIGNATURES, "(input)", "(input, times=1)")
     commit(repository)
@@ -229,12 +234,13 @@ def test_a_commit_that_has_its_tag_is_still_that_release(repository):
         ("license: apache-2.0", "license: mit", "must give license: apache-2.0 in its header, got mit"),
         ("## Limits", "## Bounds", "has no section Limits"),
         ("It cannot subtract.\n", "", "has no section Limits, or an empty one"),
-        ("`add_one(input)`", "This", "does not list add_one in its section API"),
+        ("`add_one(input)`", "This", "does not list add_one(input) in its section API"),
+        ("(input)", "(input, times=1)", "does not list add_one(input) in its section API, but add_one(input, times=1)"),
         ("on the CPU", "anywhere", "says nothing about CPU"),
         ("2026-11-29", "today", "gives no date in its section Figures"),
         ("Load it.", "Load {{ repo_id }}.", "toy/CARD.md:10: is not filled in: Load {{ repo_id }}."),
     ],
-    ids=["license", "section", "empty_section", "function", "device", "date", "placeholder"],
+    ids=["license", "section", "empty_section", "function", "parameters", "device", "date", "placeholder"],
 )
 def test_a_card_that_is_not_filled_in(repository, old, new, reason):
     check = '*release.card_problems(family, {"add_one": "(input)"})'
@@ -244,6 +250,36 @@ def test_a_card_that_is_not_filled_in(repository, old, new, reason):
     assert found.startswith("toy/CARD.md")
     assert found.count("\n") == 1
     assert reason in found
+
+
+def test_parameters_are_compared_by_what_they_say():
+    assert release._same_parameters("(x, *, epsilon=1e-05, kind='silu')", '(x, *, epsilon=1e-5, kind="silu")')
+    assert not release._same_parameters("(x, *, epsilon=1e-05)", "(x, epsilon=1e-5)")
+    assert release._same_parameters("(x=<none>)", "(x=<none>)")
+    assert not release._same_parameters("(x=<none>)", "(x)")
+
+
+@pytest.mark.parametrize(
+    "old, new", [("license:", "license: ["), ("library_name: kernels\nlicense: apache-2.0", "text")]
+)
+def test_a_card_whose_header_cannot_be_read(repository, old, new):
+    repository.edit("toy/CARD.md", old, new)
+    assert lines_of(repository, "*release.card_problems(family, {})").startswith("toy/CARD.md cannot be read: ")
+
+
+def test_a_card_that_is_not_text(repository):
+    (repository.family / "CARD.md").write_bytes(b"\xff")
+    assert lines_of(repository, "*release.card_problems(family, {})").startswith("toy/CARD.md cannot be read: ")
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_signatures_that_cannot_be_read(repository, text):
+    git(repository, "tag", "toy-v1.0")
+    (repository.root / SIGNATURES).write_text(text)
+    git(repository, "commit", "--quiet", "--all", "--message", "Change")
+    found = lines_of(repository, "*release.version_problems(family), *release.signature_problems(family, {})")
+    assert len(found.splitlines()) == 2
+    assert all("it cannot be read: " in line for line in found.splitlines()), found
 
 
 def test_a_variant_that_is_left_over(repository):
@@ -267,7 +303,11 @@ def test_problems_of_a_variant(repository):
     (library,) = variant.glob("*.so")
     library.unlink()
     found = lines_of(repository, "*release.variant_problems(family, [variant.Variant(family, variant.CPU)])")
-    for problem in ("is of version 3, but toy/build.toml has 1", "_ops.py", f"{library.name} is missing"):
+    for problem in (
+        "has version 3, but toy/build.toml has 1",
+        "_ops.py",
+        f"{library.name} is missing",
+    ):
         assert f"toy/build/{variant.name}: " in found
         assert problem in found
 
