@@ -59,16 +59,18 @@ class ParameterSum {
 template <int kColumns, int kShares>
 __global__ void __launch_bounds__(kColumns* kShares)
     sum_partials(const float* partials, int64_t count, int64_t width, float* sums) {
-  __shared__ CompensatedSum shares[kShares][kColumns];
+  __shared__ float values[kShares][kColumns], lost[kShares][kColumns];
   const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x;
   CompensatedSum sum = {0.0f, 0.0f};
   if (column < width)
     for (int64_t row = threadIdx.y; row < count; row += kShares) sum = added(sum, partials[row * width + column]);
-  shares[threadIdx.y][threadIdx.x] = sum;
+  values[threadIdx.y][threadIdx.x] = sum.value;
+  lost[threadIdx.y][threadIdx.x] = sum.lost;
   __syncthreads();
   if (threadIdx.y != 0 || column >= width) return;
 #pragma unroll
-  for (int share = 1; share < kShares; ++share) sum = added(sum, shares[share][threadIdx.x]);
+  for (int share = 1; share < kShares; ++share)
+    sum = added(sum, CompensatedSum{values[share][threadIdx.x], lost[share][threadIdx.x]});
   sums[column] = rounded(sum);
 }
 

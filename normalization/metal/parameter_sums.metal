@@ -11,18 +11,18 @@ using namespace rudnn;
                              device const float* partials [[buffer(kPartialsBuffer)]],
                              device float* sums [[buffer(kSumsBuffer)]], uint2 group [[threadgroup_position_in_grid]],
                              uint2 position [[thread_position_in_threadgroup]]) {
-  threadgroup CompensatedSum shares[kSumShares][kSumColumns];
+  threadgroup float values[kSumShares][kSumColumns];
+  threadgroup float lost[kSumShares][kSumColumns];
   const long column = long(group.x) * kSumColumns + position.x;
   CompensatedSum sum = {0.0f, 0.0f};
   if (column < args.width)
     for (long row = position.y; row < args.count; row += kSumShares)
       sum = added(sum, partials[row * args.width + column]);
-  shares[position.y][position.x] = sum;
+  values[position.y][position.x] = sum.value;
+  lost[position.y][position.x] = sum.lost;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (position.y != 0 || column >= args.width) return;
-  for (int share = 1; share < kSumShares; ++share) {
-    const CompensatedSum other = shares[share][position.x];
-    sum = added(sum, other);
-  }
+  for (int share = 1; share < kSumShares; ++share)
+    sum = added(sum, CompensatedSum{values[share][position.x], lost[share][position.x]});
   sums[column] = rounded(sum);
 }
