@@ -1,7 +1,7 @@
 // What launchers and shaders of experts agree on.
 #pragma once
 
-#include "common/metal/fixed_width.h"
+#include "common/fixed_width.h"
 
 namespace rudnn {
 

@@ -1,7 +1,7 @@
 // What launcher and shader of gated_activation agree on.
 #pragma once
 
-#include "common/metal/fixed_width.h"
+#include "common/fixed_width.h"
 
 namespace rudnn {
 

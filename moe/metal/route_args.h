@@ -1,7 +1,7 @@
 // What launcher and shader of route agree on.
 #pragma once
 
-#include "common/metal/fixed_width.h"
+#include "common/fixed_width.h"
 #include "metal/router_limits.h"
 
 namespace rudnn {

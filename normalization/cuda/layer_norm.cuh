@@ -1,63 +1,17 @@
 // layer_norm and fused_add_layer_norm: y = (x - mean(x)) / sqrt(variance(x) + epsilon) * gamma + beta.
 #pragma once
 
-#include "cuda/parameter_sums.cuh"
-#include "cuda/row.cuh"
+#include "cuda/norm.cuh"
 
 namespace rudnn {
 
-// Rows are contiguous, `width` elements of the kernel's T each. Pointers marked optional may be null.
-struct LayerNormArgs {
-  int64_t rows;
-  int64_t width;
-  float epsilon;
-  float root_epsilon;  // its square root
-  Parameter gamma;
-  Parameter beta;        // optional
-  const void* input;     // [rows, width]
-  const void* residual;  // [rows, width], optional: then x = input + residual, rounded to T
-  void* output;          // [rows, width]
-  void* sum;             // [rows, width], input + residual; there if residual is
+struct LayerNormArgs : NormForwardArgs {
+  Parameter beta;  // optional
 };
 
-struct LayerNormBackwardArgs {
-  int64_t rows;
-  int64_t width;
-  float epsilon;
-  float root_epsilon;
-  Parameter gamma;
-  const void* grad;       // [rows, width]
-  const void* grad_sum;   // [rows, width], optional: added to grad_input
-  const void* input;      // [rows, width], what was normalised
-  void* grad_input;       // [rows, width], optional
-  float* gamma_partials;  // [rows of threads, width], optional
-  float* beta_partials;   // [rows of threads, width], optional
+struct LayerNormBackwardArgs : NormBackwardArgs {
+  float* beta_partials;  // [rows of threads, width], optional
 };
-
-// Of a row multiplied by `factor`. The mean is in two parts, so that no digit of a deviation is lost to a large mean:
-// x - mean = (x - centre) - correction.
-struct LayerStatistics {
-  float factor;
-  float centre;
-  float correction;
-  float mean_square;  // of the deviations: the variance
-  // In the backward, with d the gradient that reaches the normalised row: the means of d and of d * (x - mean).
-  float upstream;
-  float product;
-
-  __device__ __forceinline__ bool usable() const { return is_finite(product) && is_finite(upstream); }
-};
-
-// From the sums over the row of x - centre, its square, and share times d and d * (x - centre).
-__device__ __forceinline__ LayerStatistics statistics_from(float factor, float centre, const float (&sums)[4],
-                                                           float share, int64_t width) {
-  const float count = static_cast<float>(width);
-  const float correction = sums[0] / count;
-  const float variance = sums[1] / count - correction * correction;
-  const float upstream = sums[2] / (count * share);
-  const float product = sums[3] / (count * share) - correction * upstream;
-  return {factor, centre, correction, variance < 0.0f ? 0.0f : variance, upstream, product};
-}
 
 template <class T, class Shape>
 __device__ __forceinline__ float mean_of(const Row<T, Shape>& row, int64_t width, float factor) {
@@ -78,32 +32,27 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
   const int64_t width = args.width;
   for (int64_t row = first_row<Shape>(); row < args.rows; row += row_step<Shape>()) {
     const int64_t start = row * width;
-    const T* input = static_cast<const T*>(args.input) + start;
     T* output = static_cast<T*>(args.output) + start;
     Row<T, Shape> x;
-    if (args.residual != nullptr)
-      x.load_sum(input, static_cast<const T*>(args.residual) + start, static_cast<T*>(args.sum) + start, width);
-    else
-      x.load(input, width);
+    load_input(x, args, start);
 
     RowRoots roots;
-    const LayerStatistics statistics =
-        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor, float) {
-          const float centre = mean_of(x, width, factor);
-          float sums[2] = {0.0f, 0.0f};
-          for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
-            float values[N];
-            x.get(values, slot, offset);
+    const LayerStatistics statistics = measure_in_range(x, args, roots, [&](float factor, float) {
+      const float centre = mean_of(x, width, factor);
+      float sums[2] = {0.0f, 0.0f};
+      for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
+        float values[N];
+        x.get(values, slot, offset);
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-              const float deviation = values[i] * factor - centre;
-              sums[0] += deviation;
-              sums[1] += deviation * deviation;
-            }
-          });
-          row_sum<Shape>(sums);
-          return statistics_from(factor, centre, {sums[0], sums[1], 0.0f, 0.0f}, 1.0f, width);
-        });
+        for (int i = 0; i < N; ++i) {
+          const float deviation = values[i] * factor - centre;
+          sums[0] += deviation;
+          sums[1] += deviation * deviation;
+        }
+      });
+      row_sum<Shape>(sums);
+      return statistics_from(factor, centre, {sums[0], sums[1], 0.0f, 0.0f}, 1.0f, static_cast<float>(width));
+    });
 
     for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
       float values[N], weight[N], shift[N] = {};
@@ -111,10 +60,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
       load_parameter<T>(weight, args.gamma, offset);
       if (args.beta.data != nullptr) load_parameter<T>(shift, args.beta, offset);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float deviation = (values[i] * statistics.factor - statistics.centre) - statistics.correction;
-        values[i] = fmaf(deviation * roots.normalise, weight[i], shift[i]);
-      }
+      for (int i = 0; i < N; ++i)
+        values[i] = fmaf(statistics.deviation(values[i]) * roots.normalise, weight[i], shift[i]);
       store_floats(output + offset, values);
     });
   }
@@ -134,28 +81,27 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
     grad.load(static_cast<const T*>(args.grad) + start, width);
 
     RowRoots roots;
-    const LayerStatistics statistics =
-        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor, float share) {
-          const float centre = mean_of(x, width, factor);
-          float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-          for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
-            float values[N], upstream[N], weight[N];
-            x.get(values, slot, offset);
-            grad.get(upstream, slot, offset);
-            load_parameter<T>(weight, args.gamma, offset);
+    const LayerStatistics statistics = measure_in_range(x, args, roots, [&](float factor, float share) {
+      const float centre = mean_of(x, width, factor);
+      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
+        float values[N], upstream[N], weight[N];
+        x.get(values, slot, offset);
+        grad.get(upstream, slot, offset);
+        load_parameter<T>(weight, args.gamma, offset);
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-              const float deviation = values[i] * factor - centre;
-              const float product = upstream[i] * weight[i] * share;
-              sums[0] += deviation;
-              sums[1] += deviation * deviation;
-              sums[2] += product;
-              sums[3] += product * deviation;
-            }
-          });
-          row_sum<Shape>(sums);
-          return statistics_from(factor, centre, sums, share, width);
-        });
+        for (int i = 0; i < N; ++i) {
+          const float deviation = values[i] * factor - centre;
+          const float product = upstream[i] * weight[i] * share;
+          sums[0] += deviation;
+          sums[1] += deviation * deviation;
+          sums[2] += product;
+          sums[3] += product * deviation;
+        }
+      });
+      row_sum<Shape>(sums);
+      return statistics_from(factor, centre, {sums[0], sums[1], sums[2], sums[3]}, share, static_cast<float>(width));
+    });
     const float projection = projection_of(statistics.product, roots.normalise);
 
     for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
@@ -163,10 +109,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
       x.get(values, slot, offset);
       grad.get(upstream, slot, offset);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float deviation = (values[i] * statistics.factor - statistics.centre) - statistics.correction;
-        values[i] = deviation * roots.normalise;
-      }
+      for (int i = 0; i < N; ++i) values[i] = statistics.deviation(values[i]) * roots.normalise;
       if (gamma_sum.wanted()) {
         float products[N];
 #pragma unroll
@@ -183,13 +126,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) layer_norm
         const float centred = upstream[i] * weight[i] - statistics.upstream;
         upstream[i] = fmaf(-values[i], projection, centred) * roots.gradient[0] * roots.gradient[1];
       }
-      if (args.grad_sum != nullptr) {
-        float more[N];
-        load_floats(more, static_cast<const T*>(args.grad_sum) + start + offset);
-#pragma unroll
-        for (int i = 0; i < N; ++i) upstream[i] += more[i];
-      }
-      store_floats(static_cast<T*>(args.grad_input) + start + offset, upstream);
+      store_grad_input<T>(args, start + offset, upstream);
     });
   }
   gamma_sum.store();

@@ -1,26 +1,22 @@
-#include "cuda/launch.cuh"
+#include "cuda/norm_launch.cuh"
 #include "cuda/rms_norm.cuh"
 #include "ops/rms_norm.h"
 
 namespace rudnn {
+namespace {
+
+template <class Call>
+float gamma_offset(const Call& call) {
+  return call.zero_centered ? 1.0f : 0.0f;
+}
+
+}  // namespace
 
 void launch_rms_norm(const RmsNormCall& call) {
   cuda::run_on_device(*call.input, [&](Stream stream) {
-    RmsNormArgs args;
-    args.width = call.gamma->numel();
-    args.rows = call.input->numel() / args.width;
-    args.epsilon = static_cast<float>(call.epsilon);
-    args.root_epsilon = static_cast<float>(std::sqrt(call.epsilon));
-    args.gamma_offset = call.zero_centered ? 1.0f : 0.0f;
-    args.activation = call.activation;
-    args.gamma = parameter("gamma", call.gamma);
-    args.input = cuda::input_data("input", call.input);
-    args.residual = cuda::input_data("residual", call.residual);
-    args.gate = cuda::input_data("gate", call.gate);
-    args.output = cuda::output_data("output", call.output);
-    args.sum = cuda::output_data("sum", call.sum);
-    const int64_t element_bytes = call.input->element_size();
-    const RowPlan plan = plan_rows<ForwardBudget>(args.rows, args.width, element_bytes);
+    const RmsNormArgs args = {forward_args(call), gamma_offset(call), call.activation,
+                              cuda::input_data("gate", call.gate)};
+    const RowPlan plan = plan_rows<ForwardBudget>(args.rows, args.width, call.input->element_size());
     visit_rows<ForwardBudget>(dtype_of(*call.input), plan, [&](auto type, auto shape) {
       using T = typename decltype(type)::type;
       using Shape = decltype(shape);
@@ -31,26 +27,11 @@ void launch_rms_norm(const RmsNormCall& call) {
 
 void launch_rms_norm_backward(const RmsNormBackwardCall& call) {
   cuda::run_on_device(*call.input, [&](Stream stream) {
-    RmsNormBackwardArgs args;
-    args.width = call.gamma->numel();
-    args.rows = call.input->numel() / args.width;
-    args.epsilon = static_cast<float>(call.epsilon);
-    args.root_epsilon = static_cast<float>(std::sqrt(call.epsilon));
-    args.gamma_offset = call.zero_centered ? 1.0f : 0.0f;
-    args.activation = call.activation;
-    args.gamma = parameter("gamma", call.gamma);
-    args.grad = cuda::input_data("grad", call.grad);
-    args.grad_sum = cuda::input_data("grad_sum", call.grad_sum);
-    args.input = cuda::input_data("input", call.input);
-    args.gate = cuda::input_data("gate", call.gate);
-    args.grad_input = cuda::output_data("grad_input", call.grad_input);
-    args.grad_gate = cuda::output_data("grad_gate", call.grad_gate);
-    const int64_t element_bytes = call.input->element_size();
-    const RowPlan plan = call.grad_gamma != nullptr
-                             ? plan_summed_rows<BackwardBudget>(args.rows, args.width, element_bytes)
-                             : plan_rows<BackwardBudget>(args.rows, args.width, element_bytes);
-    const Partials gamma_partials("grad_gamma", call.grad_gamma, *call.input, plan, args.width);
-    args.gamma_partials = gamma_partials.data();
+    const RowPlan plan = plan_backward(call, call.grad_gamma != nullptr);
+    const Partials gamma_partials("grad_gamma", call.grad_gamma, plan);
+    const RmsNormBackwardArgs args = {backward_args(call, gamma_partials), gamma_offset(call), call.activation,
+                                      cuda::input_data("gate", call.gate),
+                                      cuda::output_data("grad_gate", call.grad_gate)};
     visit_rows<BackwardBudget>(dtype_of(*call.input), plan, [&](auto type, auto shape) {
       using T = typename decltype(type)::type;
       using Shape = decltype(shape);

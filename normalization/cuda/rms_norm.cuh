@@ -2,43 +2,22 @@
 // [* activation(gate)].
 #pragma once
 
-#include "cuda/parameter_sums.cuh"
-#include "cuda/row.cuh"
+#include "cuda/norm.cuh"
 #include "ops/gate.h"
 
 namespace rudnn {
 
-// Rows are contiguous, `width` elements of the kernel's T each. Pointers marked optional may be null.
-struct RmsNormArgs {
-  int64_t rows;
-  int64_t width;
-  float epsilon;
-  float root_epsilon;  // its square root
+struct RmsNormArgs : NormForwardArgs {
   float gamma_offset;  // 1 for zero-centred parameters
   GateActivation activation;
-  Parameter gamma;
-  const void* input;     // [rows, width]
-  const void* residual;  // [rows, width], optional: then x = input + residual, rounded to T
-  const void* gate;      // [rows, width]
-  void* output;          // [rows, width]
-  void* sum;             // [rows, width], input + residual; there if residual is
+  const void* gate;  // [rows, width]
 };
 
-struct RmsNormBackwardArgs {
-  int64_t rows;
-  int64_t width;
-  float epsilon;
-  float root_epsilon;
+struct RmsNormBackwardArgs : NormBackwardArgs {
   float gamma_offset;
   GateActivation activation;
-  Parameter gamma;
-  const void* grad;       // [rows, width]
-  const void* grad_sum;   // [rows, width], optional: added to grad_input
-  const void* input;      // [rows, width], what was normalised
-  const void* gate;       // [rows, width]
-  void* grad_input;       // [rows, width], optional
-  void* grad_gate;        // [rows, width], optional
-  float* gamma_partials;  // [rows of threads, width], optional
+  const void* gate;  // [rows, width]
+  void* grad_gate;   // [rows, width], optional
 };
 
 struct Activation {
@@ -53,43 +32,29 @@ __device__ __forceinline__ Activation activate(GateActivation activation, float 
   return {silu, fmaf(silu, complement, probability)};
 }
 
-// Of a row multiplied by `factor`.
-struct RmsStatistics {
-  float factor;
-  float mean_square;
-  float product;  // in the backward, the mean over the row of x times the gradient that reaches it
-
-  __device__ __forceinline__ bool usable() const { return is_finite(product); }
-};
-
 template <class T, class Shape, bool kGated>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) rms_norm(RmsNormArgs args) {
   constexpr int N = Shape::kVector;
   const int64_t width = args.width;
   for (int64_t row = first_row<Shape>(); row < args.rows; row += row_step<Shape>()) {
     const int64_t start = row * width;
-    const T* input = static_cast<const T*>(args.input) + start;
     const T* gate = kGated ? static_cast<const T*>(args.gate) + start : nullptr;
     T* output = static_cast<T*>(args.output) + start;
     Row<T, Shape> x;
-    if (args.residual != nullptr)
-      x.load_sum(input, static_cast<const T*>(args.residual) + start, static_cast<T*>(args.sum) + start, width);
-    else
-      x.load(input, width);
+    load_input(x, args, start);
 
     RowRoots roots;
-    const RmsStatistics statistics =
-        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor, float) {
-          float squares[1] = {0.0f};
-          for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
-            float values[N];
-            x.get(values, slot, offset);
+    const RmsStatistics statistics = measure_in_range(x, args, roots, [&](float factor, float) {
+      float squares[1] = {0.0f};
+      for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
+        float values[N];
+        x.get(values, slot, offset);
 #pragma unroll
-            for (int i = 0; i < N; ++i) squares[0] += (values[i] * factor) * (values[i] * factor);
-          });
-          row_sum<Shape>(squares);
-          return RmsStatistics{factor, squares[0] / static_cast<float>(width), 0.0f};
-        });
+        for (int i = 0; i < N; ++i) squares[0] += (values[i] * factor) * (values[i] * factor);
+      });
+      row_sum<Shape>(squares);
+      return RmsStatistics{factor, squares[0] / static_cast<float>(width), 0.0f};
+    });
 
     for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
       float values[N], weight[N];
@@ -124,33 +89,32 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) rms_norm_b
     grad.load(static_cast<const T*>(args.grad) + start, width);
 
     RowRoots roots;
-    const RmsStatistics statistics =
-        measure_in_range(x, width, args.epsilon, args.root_epsilon, roots, [&](float factor, float share) {
-          float sums[2] = {0.0f, 0.0f};
-          for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
-            float values[N], upstream[N], weight[N];
-            x.get(values, slot, offset);
-            grad.get(upstream, slot, offset);
-            load_parameter<T>(weight, args.gamma, offset);
+    const RmsStatistics statistics = measure_in_range(x, args, roots, [&](float factor, float share) {
+      float sums[2] = {0.0f, 0.0f};
+      for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
+        float values[N], upstream[N], weight[N];
+        x.get(values, slot, offset);
+        grad.get(upstream, slot, offset);
+        load_parameter<T>(weight, args.gamma, offset);
 #pragma unroll
-            for (int i = 0; i < N; ++i) upstream[i] *= weight[i] + args.gamma_offset;
-            if constexpr (kGated) {
-              float gates[N];
-              load_floats(gates, gate + offset);
+        for (int i = 0; i < N; ++i) upstream[i] *= weight[i] + args.gamma_offset;
+        if constexpr (kGated) {
+          float gates[N];
+          load_floats(gates, gate + offset);
 #pragma unroll
-              for (int i = 0; i < N; ++i) upstream[i] *= activate(args.activation, gates[i]).value;
-            }
+          for (int i = 0; i < N; ++i) upstream[i] *= activate(args.activation, gates[i]).value;
+        }
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-              const float scaled = values[i] * factor;
-              sums[0] += scaled * scaled;
-              sums[1] += upstream[i] * share * scaled;
-            }
-          });
-          row_sum<Shape>(sums);
-          const float count = static_cast<float>(width);
-          return RmsStatistics{factor, sums[0] / count, sums[1] / (count * share)};
-        });
+        for (int i = 0; i < N; ++i) {
+          const float scaled = values[i] * factor;
+          sums[0] += scaled * scaled;
+          sums[1] += upstream[i] * share * scaled;
+        }
+      });
+      row_sum<Shape>(sums);
+      const float count = static_cast<float>(width);
+      return RmsStatistics{factor, sums[0] / count, sums[1] / (count * share)};
+    });
     const float projection = projection_of(statistics.product, roots.normalise);
 
     for_each_vector<Shape>(width, [&](int slot, int64_t offset) {
@@ -186,13 +150,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kLeastBlocks) rms_norm_b
         const float centred = fmaf(-values[i], projection, upstream[i] * weight[i]);
         upstream[i] = centred * roots.gradient[0] * roots.gradient[1];
       }
-      if (args.grad_sum != nullptr) {
-        float more[N];
-        load_floats(more, static_cast<const T*>(args.grad_sum) + start + offset);
-#pragma unroll
-        for (int i = 0; i < N; ++i) upstream[i] += more[i];
-      }
-      store_floats(static_cast<T*>(args.grad_input) + start + offset, upstream);
+      store_grad_input<T>(args, start + offset, upstream);
     });
   }
   gamma_sum.store();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/cuda/device.cuh"
+#include "ops/norm_args.h"
 #include "ops/row_scale.h"
 
 namespace rudnn {
@@ -147,23 +148,23 @@ __device__ __forceinline__ float largest_magnitude(const Row<T, Shape>& row, int
 // object with members mean_square, without epsilon, and usable(), which says whether its other sums are in range. Those
 // it takes of terms multiplied by `share`, and divides by it what it gives.
 template <class T, class Shape, class Measure>
-__device__ __forceinline__ auto measure_in_range(const Row<T, Shape>& row, int64_t width, float epsilon,
-                                                 float root_epsilon, RowRoots& roots, Measure measure) {
+__device__ __forceinline__ auto measure_in_range(const Row<T, Shape>& row, const NormArgs& args, RowRoots& roots,
+                                                 Measure measure) {
   float factor = 1.0f, share = 1.0f;
 #pragma unroll 1
   for (bool scaled = false;; scaled = true) {
     const auto statistics = measure(factor, share);
     if (scaled) {
-      roots = roots_of_scaled(statistics.mean_square, factor, root_epsilon);
+      roots = roots_of_scaled(statistics.mean_square, factor, args.root_epsilon);
       return statistics;
     }
-    const float mean_square = statistics.mean_square + epsilon;
+    const float mean_square = statistics.mean_square + args.epsilon;
     if (in_range(mean_square) && statistics.usable()) {
       roots = roots_of(mean_square);
       return statistics;
     }
-    factor = power_of_two_scale(largest_magnitude(row, width));
-    share = 0.5f * power_of_two_scale(static_cast<float>(width));  // exact, and less than 1 / width
+    factor = power_of_two_scale(largest_magnitude(row, args.width));
+    share = 0.5f * power_of_two_scale(static_cast<float>(args.width));  // exact, and less than 1 / width
   }
 }
 

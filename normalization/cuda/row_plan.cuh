@@ -1,11 +1,11 @@
 // How many threads a launch gives to a row, and how many rows of threads to a grid: from shape and dtype.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
 #include "cuda/row.cuh"
+#include "ops/row_grid.h"
 
 namespace rudnn {
 
@@ -17,6 +17,8 @@ struct RowPlan {
 
 constexpr int kNarrowBlock = 256;
 
+inline int64_t rows_per_block(const RowPlan& plan) { return plan.threads == kWarpSize ? kWarpsPerBlock : 1; }
+
 // A kernel's share of the register file: bytes of each row that a thread holds, and the largest block this allows.
 template <int held_bytes, int widest_block>
 struct RowBudget {
@@ -26,11 +28,9 @@ struct RowBudget {
 using ForwardBudget = RowBudget<64, 512>;
 using BackwardBudget = RowBudget<32, 512>;  // two rows, and sums for the parameters
 
-// Rows that a warp can hold need no barrier, so more of them are in flight. More blocks than any device runs at once
-// gain nothing: the rest of the rows is strided over.
+// Rows that a warp can hold need no barrier, so more of them are in flight.
 template <class Budget>
 RowPlan plan_rows(int64_t rows, int64_t width, int64_t element_bytes) {
-  constexpr int64_t kMaxBlocks = 4096;
   RowPlan plan;
   plan.vectors = width * element_bytes % 16 == 0;
   const int64_t vectors = plan.vectors ? width * element_bytes / 16 : width;
@@ -38,23 +38,8 @@ RowPlan plan_rows(int64_t rows, int64_t width, int64_t element_bytes) {
   plan.threads = vectors <= kWarpSize * held      ? kWarpSize
                  : vectors <= kNarrowBlock * held ? kNarrowBlock
                                                   : Budget::kWidestBlock;
-  const int64_t rows_per_block = plan.threads == kWarpSize ? kWarpsPerBlock : 1;
-  plan.blocks = std::min((rows + rows_per_block - 1) / rows_per_block, kMaxBlocks);
+  plan.blocks = blocks_for(rows, rows_per_block(plan));
   return plan;
-}
-
-// The same where sums over the rows are wanted. Each row of threads leaves a partial row of float32 for every
-// parameter, so it is given at least 16 rows; a thousand of them keep a device busy.
-template <class Budget>
-RowPlan plan_summed_rows(int64_t rows, int64_t width, int64_t element_bytes) {
-  constexpr int64_t kLeastRows = 16, kMostRowsOfThreads = 1024;
-  return plan_rows<Budget>(std::clamp((rows + kLeastRows - 1) / kLeastRows, int64_t{1}, kMostRowsOfThreads), width,
-                           element_bytes);
-}
-
-// Rows of threads in the grid.
-inline int64_t rows_of_threads(const RowPlan& plan) {
-  return plan.blocks * (plan.threads == kWarpSize ? kWarpsPerBlock : 1);
 }
 
 // Calls visit(RowShape) with the shape that the plan asks for.

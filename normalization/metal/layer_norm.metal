@@ -1,7 +1,8 @@
 // layer_norm and fused_add_layer_norm: y = (x - mean(x)) / sqrt(variance(x) + epsilon) * gamma + beta.
-#include "metal/layer_norm_args.h"
+#include "metal/norm_args.h"
 #include "metal/parameter_sums.h"
 #include "metal/row.h"
+#include "ops/norm_statistics.h"
 
 using namespace metal;
 using namespace rudnn;
@@ -14,30 +15,6 @@ constant bool kAddsGradSum [[function_constant(kAddsGradSumConstant)]];
 constant bool kWantsInput [[function_constant(kWantsInputConstant)]];
 constant bool kWantsGamma [[function_constant(kWantsGammaConstant)]];
 constant bool kWantsBeta [[function_constant(kWantsBetaConstant)]];
-
-// Of a row multiplied by `factor`. The mean is in two parts, so that no digit of a deviation is lost to a large mean:
-// x - mean = (x - centre) - correction.
-struct LayerStatistics {
-  float factor;
-  float centre;
-  float correction;
-  float mean_square;  // of the deviations: the variance
-  // In the backward, with d the gradient that reaches the normalised row: the means of d and of d * (x - mean).
-  float upstream;
-  float product;
-
-  bool usable() const { return is_finite(product) && is_finite(upstream); }
-};
-
-// From the sums over the row of x - centre, its square, and share times d and d * (x - centre).
-inline LayerStatistics statistics_from(float factor, float centre, float4 sums, float share, long width) {
-  const float count = float(width);
-  const float correction = sums.x / count;
-  const float variance = sums.y / count - correction * correction;
-  const float upstream = sums.z / (count * share);
-  const float product = sums.w / (count * share) - correction * upstream;
-  return {factor, centre, correction, variance < 0.0f ? 0.0f : variance, upstream, product};
-}
 
 template <typename T, typename Shape>
 inline float mean_of(thread const Row<T, Shape>& row, Team team, long width, float factor) {
@@ -64,13 +41,13 @@ struct LayerMeasure {
       squares += deviation * deviation;
     }
     const float2 sums = row_sum<Shape>(float2(total(deviations), total(squares)), team);
-    return statistics_from(factor, centre, float4(sums, float2(0.0f, 0.0f)), 1.0f, width);
+    return statistics_from(factor, centre, {sums.x, sums.y, 0.0f, 0.0f}, 1.0f, float(width));
   }
 };
 
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void layer_norm(
-    constant LayerNormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
+    constant NormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
     device const void* beta [[buffer(kBetaBuffer), function_constant(kHasBeta)]],
     device const T* input [[buffer(kInputBuffer)]],
     device const T* residual [[buffer(kResidualBuffer), function_constant(kAddsResidual)]],
@@ -92,15 +69,14 @@ template <typename T, typename Shape>
 
     RowRoots roots;
     const LayerMeasure<T, Shape> measure = {x, team, width};
-    const LayerStatistics statistics =
-        measure_in_range(x, team, width, args.epsilon, args.root_epsilon, roots, measure);
+    const LayerStatistics statistics = measure_in_range(x, team, args, roots, measure);
 
     FOR_EACH_VECTOR(at, Shape, team, width) {
       const Floats weight = load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset);
       Floats shift = Floats(0.0f);
       if (kHasBeta) shift = load_parameter<Shape, T>(beta, kBetaIsFloat, at.offset);
-      const Floats deviation = (x.get(at) * statistics.factor - statistics.centre) - statistics.correction;
-      store_floats<Shape>(output + start + at.offset, fma(deviation * roots.normalise, weight, shift));
+      const Floats values = statistics.deviation(x.get(at)) * roots.normalise;
+      store_floats<Shape>(output + start + at.offset, fma(values, weight, shift));
     }
   }
 }
@@ -129,8 +105,9 @@ struct LayerBackwardMeasure {
       upstreams += upstream;
       products += upstream * deviation;
     }
-    const float4 sums = float4(float2(total(deviations), total(squares)), float2(total(upstreams), total(products)));
-    return statistics_from(factor, centre, row_sum<Shape>(sums, team), share, width);
+    const float4 sums = row_sum<Shape>(
+        float4(float2(total(deviations), total(squares)), float2(total(upstreams), total(products))), team);
+    return statistics_from(factor, centre, {sums.x, sums.y, sums.z, sums.w}, share, float(width));
   }
 };
 
@@ -138,7 +115,7 @@ struct LayerBackwardMeasure {
 // (d - mean(d) - n * mean(d * n)) / sqrt(variance(x) + epsilon).
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void layer_norm_backward(
-    constant LayerNormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
+    constant NormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
     device const T* grads [[buffer(kGradBuffer)]],
     device const T* grad_sum [[buffer(kGradSumBuffer), function_constant(kAddsGradSum)]],
     device const T* input [[buffer(kInputBuffer)]],
@@ -165,13 +142,11 @@ template <typename T, typename Shape>
 
     RowRoots roots;
     const LayerBackwardMeasure<T, Shape> measure = {x, grad, gamma, team, width};
-    const LayerStatistics statistics =
-        measure_in_range(x, team, width, args.epsilon, args.root_epsilon, roots, measure);
+    const LayerStatistics statistics = measure_in_range(x, team, args, roots, measure);
     const Floats projection = Floats(projection_of(statistics.product, roots.normalise));
 
     FOR_EACH_VECTOR(at, Shape, team, width) {
-      const Floats deviation = (x.get(at) * statistics.factor - statistics.centre) - statistics.correction;
-      const Floats values = deviation * roots.normalise;
+      const Floats values = statistics.deviation(x.get(at)) * roots.normalise;
       const Floats upstream = grad.get(at);
       if (kWantsGamma) gamma_sum.add(upstream * values, at);
       if (kWantsBeta) beta_sum.add(upstream, at);

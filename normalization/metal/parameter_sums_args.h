@@ -1,7 +1,7 @@
 // What launcher and shader of sum_partials agree on.
 #pragma once
 
-#include "common/metal/fixed_width.h"
+#include "common/fixed_width.h"
 
 namespace rudnn {
 

@@ -1,13 +1,15 @@
 // rms_norm, rms_norm_gated and fused_add_rms_norm: y = x / sqrt(mean(x^2) + epsilon) * (gamma + gamma_offset)
 // [* activation(gate)].
+#include "metal/norm_args.h"
 #include "metal/parameter_sums.h"
-#include "metal/rms_norm_args.h"
 #include "metal/row.h"
+#include "ops/norm_statistics.h"
 
 using namespace metal;
 using namespace rudnn;
 
 constant bool kGammaIsFloat [[function_constant(kGammaIsFloatConstant)]];
+constant bool kZeroCentered [[function_constant(kZeroCenteredConstant)]];
 constant bool kGated [[function_constant(kGatedConstant)]];
 constant bool kSigmoid [[function_constant(kSigmoidConstant)]];            // else silu
 constant bool kAddsResidual [[function_constant(kAddsResidualConstant)]];  // x = input + residual, rounded to T
@@ -30,14 +32,11 @@ inline Activation<Floats> activate(Floats z) {
   return {silu, fma(silu, complement, probability)};
 }
 
-// Of a row multiplied by `factor`.
-struct RmsStatistics {
-  float factor;
-  float mean_square;
-  float product;  // in the backward, the mean over the row of x times the gradient that reaches it
-
-  bool usable() const { return is_finite(product); }
-};
+// gamma, or one more if it is zero-centred.
+template <typename Shape, typename T>
+inline typename Shape::Floats load_weight(device const void* gamma, long offset) {
+  return load_parameter<Shape, T>(gamma, kGammaIsFloat, offset) + (kZeroCentered ? 1.0f : 0.0f);
+}
 
 template <typename T, typename Shape>
 struct RmsMeasure {
@@ -57,7 +56,7 @@ struct RmsMeasure {
 
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void rms_norm(
-    constant RmsNormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
+    constant NormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
     device const T* input [[buffer(kInputBuffer)]],
     device const T* residual [[buffer(kResidualBuffer), function_constant(kAddsResidual)]],
     device const T* gate [[buffer(kGateBuffer), function_constant(kGated)]], device T* output [[buffer(kOutputBuffer)]],
@@ -79,10 +78,10 @@ template <typename T, typename Shape>
 
     RowRoots roots;
     const RmsMeasure<T, Shape> measure = {x, team, width};
-    const RmsStatistics statistics = measure_in_range(x, team, width, args.epsilon, args.root_epsilon, roots, measure);
+    const RmsStatistics statistics = measure_in_range(x, team, args, roots, measure);
 
     FOR_EACH_VECTOR(at, Shape, team, width) {
-      const Floats weight = load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset) + args.gamma_offset;
+      const Floats weight = load_weight<Shape, T>(gamma, at.offset);
       Floats values = x.get(at) * statistics.factor * roots.normalise * weight;
       if (kGated) values *= activate(load_floats<Shape>(gate + start + at.offset)).value;
       store_floats<Shape>(output + start + at.offset, values);
@@ -97,7 +96,6 @@ struct RmsBackwardMeasure {
   thread const Row<T, Shape>& x;
   thread const Row<T, Shape>& grad;
   device const void* gamma;
-  float gamma_offset;
   device const T* gate;  // of the row
   Team team;
   long width;
@@ -106,7 +104,7 @@ struct RmsBackwardMeasure {
     Floats squares = Floats(0.0f);
     Floats products = Floats(0.0f);
     FOR_EACH_VECTOR(at, Shape, team, width) {
-      Floats upstream = grad.get(at) * (load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset) + gamma_offset);
+      Floats upstream = grad.get(at) * load_weight<Shape, T>(gamma, at.offset);
       if (kGated) upstream *= activate(load_floats<Shape>(gate + at.offset)).value;
       const Floats scaled = x.get(at) * factor;
       squares += scaled * scaled;
@@ -121,7 +119,7 @@ struct RmsBackwardMeasure {
 // (d - n * mean(d * n)) / sqrt(mean(x^2) + epsilon).
 template <typename T, typename Shape>
 [[kernel, max_total_threads_per_threadgroup(kMostThreads)]] void rms_norm_backward(
-    constant RmsNormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
+    constant NormArgs& args [[buffer(kArgsBuffer)]], device const void* gamma [[buffer(kGammaBuffer)]],
     device const T* grads [[buffer(kGradBuffer)]],
     device const T* grad_sum [[buffer(kGradSumBuffer), function_constant(kAddsGradSum)]],
     device const T* input [[buffer(kInputBuffer)]],
@@ -147,13 +145,13 @@ template <typename T, typename Shape>
     device const T* gates = kGated ? gate + start : nullptr;
 
     RowRoots roots;
-    const RmsBackwardMeasure<T, Shape> measure = {x, grad, gamma, args.gamma_offset, gates, team, width};
-    const RmsStatistics statistics = measure_in_range(x, team, width, args.epsilon, args.root_epsilon, roots, measure);
+    const RmsBackwardMeasure<T, Shape> measure = {x, grad, gamma, gates, team, width};
+    const RmsStatistics statistics = measure_in_range(x, team, args, roots, measure);
     const Floats projection = Floats(projection_of(statistics.product, roots.normalise));
 
     FOR_EACH_VECTOR(at, Shape, team, width) {
       const Floats values = x.get(at) * statistics.factor * roots.normalise;
-      const Floats weight = load_parameter<Shape, T>(gamma, kGammaIsFloat, at.offset) + args.gamma_offset;
+      const Floats weight = load_weight<Shape, T>(gamma, at.offset);
       Floats upstream = grad.get(at);
       if (kGated) {
         const Activation<Floats> activation = activate(load_floats<Shape>(gates + at.offset));

@@ -9,6 +9,7 @@ using namespace metal;
 #include "common/metal/instance.h"
 #include "common/metal/vectors.h"
 #include "metal/row_limits.h"
+#include "ops/norm_args.h"
 #include "ops/row_scale.h"
 
 namespace rudnn {
@@ -163,15 +164,15 @@ inline float largest_magnitude(thread const Row<T, Shape>& row, Team team, long 
 // object with members mean_square, without epsilon, and usable(), which says whether its other sums are in range. Those
 // it takes of terms multiplied by `share`, and divides by it what it gives.
 template <typename T, typename Shape, typename Measure>
-inline auto measure_in_range(thread const Row<T, Shape>& row, Team team, long width, float epsilon, float root_epsilon,
+inline auto measure_in_range(thread const Row<T, Shape>& row, Team team, constant NormArgs& args,
                              thread RowRoots& roots, Measure measure) {
   const auto statistics = measure(1.0f, 1.0f);
-  const float mean_square = statistics.mean_square + epsilon;
+  const float mean_square = statistics.mean_square + args.epsilon;
   roots = roots_of(mean_square);
   if (in_range(mean_square) && statistics.usable()) return statistics;
-  const float factor = power_of_two_scale(largest_magnitude(row, team, width));
-  const auto scaled = measure(factor, 1.0f / float(width));
-  roots = roots_of_scaled(scaled.mean_square, factor, root_epsilon);
+  const float factor = power_of_two_scale(largest_magnitude(row, team, args.width));
+  const auto scaled = measure(factor, 1.0f / float(args.width));
+  roots = roots_of_scaled(scaled.mean_square, factor, args.root_epsilon);
   return scaled;
 }
 

@@ -1,4 +1,4 @@
-// Integers of fixed width, for what launchers and shaders agree on.
+// Integers of fixed width, for what launchers and device code agree on.
 #pragma once
 
 #ifdef __METAL_VERSION__

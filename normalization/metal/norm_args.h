@@ -1,39 +1,38 @@
-// What launchers and shaders of layer_norm and fused_add_layer_norm agree on.
+// What launchers and shaders of the norms agree on.
 #pragma once
 
-#include "common/metal/fixed_width.h"
+#include "ops/norm_args.h"
 
 namespace rudnn {
 
-struct LayerNormArgs {
-  int64_t rows;
-  int64_t width;  // elements of a row, which are contiguous, as are the rows
-  float epsilon;
-  float root_epsilon;  // its square root
-};
-
-// Indices of [[buffer]] and [[function_constant]].
-enum LayerNormBuffer : int {
+// Indices of [[buffer]] and [[function_constant]]. No kernel has all of them.
+enum NormBuffer : int {
   kArgsBuffer,
   kGammaBuffer,
   kBetaBuffer,
   kInputBuffer,
   kResidualBuffer,
+  kGateBuffer,
   kOutputBuffer,
   kSumBuffer,
   kGradBuffer,
   kGradSumBuffer,
   kGradInputBuffer,
+  kGradGateBuffer,
   kGammaPartialsBuffer,
   kBetaPartialsBuffer
 };
-enum LayerNormConstant : int {
+enum NormConstant : int {
   kGammaIsFloatConstant,
+  kZeroCenteredConstant,
   kHasBetaConstant,
   kBetaIsFloatConstant,
+  kGatedConstant,
+  kSigmoidConstant,
   kAddsResidualConstant,
   kAddsGradSumConstant,
   kWantsInputConstant,
+  kWantsGateConstant,
   kWantsGammaConstant,
   kWantsBetaConstant
 };
