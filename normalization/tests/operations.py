@@ -243,29 +243,29 @@ _AROUND_VECTORS = [
 
 # A GPU gives a row to a warp, to a block or to a larger block, reads it in vectors of 16 bytes if they divide it, and
 # reads again what its threads cannot hold in registers. Where one begins depends on dtype and direction.
-_GPU_PATHS = [
-    pytest.param(width, id=id, marks=[pytest.mark.small, pytest.mark.simt_checked])
-    for width, id in [
-        (35, "warp_of_elements"),
-        (72, "warp_of_vectors"),
-        (257, "block_of_elements"),
-        (1000, "block_of_vectors"),
-        (1027, "large_block_of_elements_backward"),
-        (2056, "large_block_of_vectors_backward"),
-        (2051, "large_block_of_elements"),
-        (4104, "large_block_of_vectors_in_both"),
-        (4103, "elements_not_held"),
-        (8224, "large_block_of_vectors"),
-        (16400, "vectors_not_held"),
-    ]
-]
+GPU_WIDTHS = {
+    35: "warp_of_elements",
+    72: "warp_of_vectors",
+    257: "block_of_elements",
+    1000: "block_of_vectors",
+    1027: "large_block_of_elements_backward",
+    2056: "large_block_of_vectors_backward",
+    2051: "large_block_of_elements",
+    4104: "large_block_of_vectors_in_both",
+    4103: "elements_not_held",
+    8224: "large_block_of_vectors",
+    16400: "vectors_not_held",
+}
 by_width = pytest.mark.parametrize(
     "width",
     [
         _small(1, "single_element"),
         _small(2, "pair"),
         *_AROUND_VECTORS,
-        *_GPU_PATHS,
+        *(
+            pytest.param(width, id=id, marks=[pytest.mark.small, pytest.mark.simt_checked])
+            for width, id in GPU_WIDTHS.items()
+        ),
         pytest.param(576, id="model_width"),
         pytest.param(4097, id="long_row"),
         pytest.param(8192 + 17, id="two_accumulation_blocks"),
