@@ -71,14 +71,15 @@ inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   return {sizes.begin(), sizes.end()};
 }
 
-// GPU kernels move 16 bytes at a time where rows are multiples of that, and share them out accordingly. So that a view
-// into the middle of a storage gives the same bits as its copy, such rows must start where those of fresh tensors do.
+// GPU kernels move up to 16 bytes at a time where rows are multiples of that (on Metal four elements, so 8 bytes too),
+// and share them out accordingly. So that a view into the middle of a storage gives the same bits as its copy, such rows
+// must start where those of fresh tensors do.
 inline bool is_aligned(const Tensor& tensor) {
 #if defined(CPU_KERNEL)
   static_cast<void>(tensor);
   return true;
 #else
-  if (tensor.dim() > 0 && tensor.size(-1) * tensor.element_size() % 16 != 0) return true;
+  if (tensor.dim() > 0 && tensor.size(-1) * tensor.element_size() % 8 != 0) return true;
 #if defined(METAL_KERNEL) && !defined(RUDNN_SIMT)
   return tensor.storage_offset() * tensor.element_size() % 16 == 0;  // in a buffer that starts on a page
 #else

@@ -18,6 +18,10 @@ struct Vec {
   __m512 value;
 };
 
+struct Wide {
+  __m512d low, high;
+};
+
 struct Full {};
 struct Partial {
   int count;
@@ -62,6 +66,13 @@ inline void reduce_add_each(const Vec (&vectors)[8], float* sums) {
   _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, ones)));
 }
 
+
+inline Wide wide_zero() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+inline Wide add(Wide a, Vec b) {
+  return {_mm512_add_pd(a.low, _mm512_cvtps_pd(_mm512_castps512_ps256(b.value))),
+          _mm512_add_pd(a.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(b.value, 1)))};
+}
+inline double reduce_add(Wide a) { return _mm512_reduce_add_pd(_mm512_add_pd(a.low, a.high)); }
 inline Vec round_to_integer(Vec a) {
   return {_mm512_roundscale_ps(a.value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }

@@ -10,6 +10,7 @@
 //   max(a, b)                b where either is NaN
 //   where_less(a, b, x, y)   x where a < b, else y
 //   reduce_add, reduce_max
+//   Wide                     kWidth float64 lanes: wide_zero(), add(wide, v), reduce_add
 //   round_to_integer, times_power_of_two(v, n) = v * 2^n for whole n, exact or rounded once
 //
 // Everything lives in the ISA's namespace and nothing from the standard library is instantiated here: the linker may
@@ -34,35 +35,37 @@ struct Sums {
   double value[kCount];
 };
 
-// kCount sums over [0, length) in one pass: add(offset, lanes, accumulators) adds a vector to each of its kCount
-// accumulators. Four sets of accumulators hide the latency of an addition. float32 inside blocks of 8 additions for
-// each lane of a vector and float64 across them, so that the error does not grow with the length of the row: equal
-// elements in a row are rounded to the same side.
+// kCount sums over [0, length) in one pass: add(offset, lanes, totals) adds a vector to each of its kCount totals. Four
+// vectors are summed in float32 and those sums in float64, so that the error grows neither with the length of a row,
+// whose equal elements are all rounded to the same side, nor with an element beside which the others are small.
 template <int kCount, class Add>
-inline Sums<kCount> sum_vectors(int64_t length, Add&& add) {
-  constexpr int64_t kBlock = 8 * kWidth * 4 * kWidth;
-  Sums<kCount> sums{};
-  for (int64_t begin = 0; begin < length; begin += kBlock) {
-    const int64_t end = begin + kBlock < length ? begin + kBlock : length;
-    Vec accumulators[4][kCount];
-    for (auto& set : accumulators) {
-      for (auto& accumulator : set) accumulator = broadcast(0.0f);
-    }
-    int64_t offset = begin;
-    for (; offset + 4 * kWidth <= end; offset += 4 * kWidth) {
-      add(offset, Full{}, accumulators[0]);
-      add(offset + kWidth, Full{}, accumulators[1]);
-      add(offset + 2 * kWidth, Full{}, accumulators[2]);
-      add(offset + 3 * kWidth, Full{}, accumulators[3]);
-    }
-    for (; offset + kWidth <= end; offset += kWidth) add(offset, Full{}, accumulators[0]);
-    if (offset < end) add(offset, Partial{static_cast<int>(end - offset)}, accumulators[0]);
-    for (int k = 0; k < kCount; ++k) {
-      sums.value[k] +=
-          reduce_add((accumulators[0][k] + accumulators[1][k]) + (accumulators[2][k] + accumulators[3][k]));
-    }
+inline Sums<kCount> sum_vectors(int64_t length, Add&& add_vector) {
+  Wide sums[kCount];
+  for (auto& sum : sums) sum = wide_zero();
+  Vec even[kCount];
+  Vec odd[kCount];
+  const auto clear = [&] {
+    for (int k = 0; k < kCount; ++k) even[k] = odd[k] = broadcast(0.0f);
+  };
+  const auto flush = [&] {
+    for (int k = 0; k < kCount; ++k) sums[k] = add(sums[k], even[k] + odd[k]);
+  };
+  int64_t offset = 0;
+  for (; offset + 4 * kWidth <= length; offset += 4 * kWidth) {
+    clear();
+    add_vector(offset, Full{}, even);
+    add_vector(offset + kWidth, Full{}, odd);
+    add_vector(offset + 2 * kWidth, Full{}, even);
+    add_vector(offset + 3 * kWidth, Full{}, odd);
+    flush();
   }
-  return sums;
+  clear();
+  for (; offset + kWidth <= length; offset += kWidth) add_vector(offset, Full{}, even);
+  if (offset < length) add_vector(offset, Partial{static_cast<int>(length - offset)}, odd);
+  flush();
+  Sums<kCount> result;
+  for (int k = 0; k < kCount; ++k) result.value[k] = reduce_add(sums[k]);
+  return result;
 }
 
 // The largest map(x) of a row in float32, NaN left out; -inf for a row of nothing else.

@@ -13,10 +13,15 @@ namespace rudnn::generic {
 inline constexpr int kWidth = 4;
 
 using Float4 = float __attribute__((vector_size(16)));
+using Double2 = double __attribute__((vector_size(16)));
 using Int4 = int32_t __attribute__((vector_size(16)));
 
 struct Vec {
   Float4 value;
+};
+
+struct Wide {
+  Double2 low, high;
 };
 
 struct Full {};
@@ -48,6 +53,17 @@ inline float reduce_max(Vec a) {
   float largest = a.value[0];
   for (int lane = 1; lane < kWidth; ++lane) largest = a.value[lane] > largest ? a.value[lane] : largest;
   return largest;
+}
+
+inline Wide wide_zero() { return {Double2{0, 0}, Double2{0, 0}}; }
+
+inline Wide add(Wide a, Vec b) {
+  return {a.low + Double2{b.value[0], b.value[1]}, a.high + Double2{b.value[2], b.value[3]}};
+}
+
+inline double reduce_add(Wide a) {
+  const Double2 sum = a.low + a.high;
+  return sum[0] + sum[1];
 }
 
 // Adding 1.5 * 2^23 leaves no bits for a fraction. For |a| < 2^22.

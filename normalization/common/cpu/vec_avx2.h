@@ -18,6 +18,10 @@ struct Vec {
   __m256 value;
 };
 
+struct Wide {
+  __m256d low, high;
+};
+
 struct Full {};
 struct Partial {
   int count;
@@ -57,6 +61,19 @@ inline float reduce_max(Vec a) {
   __m128 largest = _mm_max_ps(_mm256_castps256_ps128(a.value), _mm256_extractf128_ps(a.value, 1));
   largest = _mm_max_ps(largest, _mm_movehl_ps(largest, largest));
   return _mm_cvtss_f32(_mm_max_ss(largest, _mm_movehdup_ps(largest)));
+}
+
+inline Wide wide_zero() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
+
+inline Wide add(Wide a, Vec b) {
+  return {_mm256_add_pd(a.low, _mm256_cvtps_pd(_mm256_castps256_ps128(b.value))),
+          _mm256_add_pd(a.high, _mm256_cvtps_pd(_mm256_extractf128_ps(b.value, 1)))};
+}
+
+inline double reduce_add(Wide a) {
+  const __m256d sum = _mm256_add_pd(a.low, a.high);
+  const __m128d pair = _mm_add_pd(_mm256_castpd256_pd128(sum), _mm256_extractf128_pd(sum, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(pair, _mm_unpackhi_pd(pair, pair)));
 }
 
 inline Vec round_to_integer(Vec a) { return {_mm256_round_ps(a.value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
