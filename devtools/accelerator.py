@@ -100,7 +100,7 @@ def problems(machine: Machine, found: Sequence[Build], families: Sequence[str], 
         device: `cuda` or `cpu`.
     """
     if machine.torch is None:
-        yield f"{sys.executable} has no PyTorch; start ./dev with the Python that has it"
+        yield f"{sys.executable} has no PyTorch; run `<a Python that has it> dev gpu`"
         return
     yield from _missing_packages(machine)
     if device == "cuda" and not machine.devices:

@@ -124,11 +124,18 @@ inline float total(float4 x) { return (x.x + x.y) + (x.z + x.w); }
 inline float largest(float x) { return x; }
 inline float largest(float4 x) { return precise::fmax(precise::fmax(x.x, x.y), precise::fmax(x.z, x.w)); }
 
+// Over the lanes of a simdgroup, pair by pair: simd_sum promises no order, and so no bits and no bound on its roundings.
+template <typename V>
+inline V simdgroup_sum(V value) {
+  for (ushort distance = 1; distance < ushort(kSimdgroupSize); distance *= 2) value += simd_shuffle_xor(value, distance);
+  return value;
+}
+
 // Over the threads of a row, in a fixed order; all of them call and receive the result. In a row of more than a
 // simdgroup this takes two barriers of the threadgroup. V is float or a vector of floats.
 template <typename Shape, typename V>
 inline V row_sum(V value, Team team) {
-  value = simd_sum(value);
+  value = simdgroup_sum(value);
   if (Shape::kSimdgroupRow) return value;
   threadgroup V* partial = reinterpret_cast<threadgroup V*>(team.partial);
   if (team.lane == 0) partial[team.simdgroup] = value;
@@ -136,7 +143,7 @@ inline V row_sum(V value, Team team) {
   value = V(0.0f);
   if (team.lane < team.simdgroups) value = partial[team.lane];
   threadgroup_barrier(mem_flags::mem_threadgroup);  // the next call writes `partial` again
-  return simd_sum(value);
+  return simdgroup_sum(value);
 }
 // No value is NaN.
 template <typename Shape>

@@ -26,6 +26,7 @@ from operations import (
     RMS_NORM,
     RMS_NORM_GATED,
     RMS_NORM_ZERO_CENTERED,
+    SOFTMAX_LAST_AXIS,
     by_input_dtype,
     by_shape,
     by_width,
@@ -64,7 +65,7 @@ def test_shapes(kernel, device, operation, dtype, shape):
 
 
 @pytest.mark.small
-@for_each(RMS_NORM, LAYER_NORM)
+@for_each(RMS_NORM, LAYER_NORM, SOFTMAX_LAST_AXIS)
 @pytest.mark.parametrize("shape", [(16400, 3), (4100, 257)], ids=["warps", "blocks"])
 def test_more_rows_than_a_grid_has_room_for(kernel, device, operation, shape):
     inputs = operation.inputs(shape, device=device, requires_grad=True)
@@ -90,7 +91,14 @@ def test_inputs_in_poisoned_storage(kernel, device, operation, dtype, width):
 @pytest.mark.small
 @for_each(*OPERATIONS)
 @by_input_dtype
-@pytest.mark.parametrize("width", [72, 2056], ids=["warp_of_vectors", "block_of_vectors"])
+@pytest.mark.parametrize(
+    "width",
+    [
+        pytest.param(12, id="vectors_of_four", marks=pytest.mark.simt_checked),
+        pytest.param(72, id="warp_of_vectors"),
+        pytest.param(2056, id="block_of_vectors"),
+    ],
+)
 def test_an_offset_changes_no_bit(kernel, device, operation, dtype, width):
     """Neither in results nor in gradients, though vectors of elements need an address to match."""
     inputs = operation.inputs((3, width), dtype, device=device, requires_grad=True)
@@ -122,6 +130,29 @@ def test_layouts(kernel, device, operation, dtype, layout):
         name: in_layout(tensor, layout)
         for name, tensor in operation.inputs((2, 3, 21), dtype, device=device, requires_grad=True).items()
     }
+    check_forward(kernel, operation, inputs)
+    check_gradients(kernel, operation, inputs)
+
+
+@pytest.mark.small
+@for_each(*NORMS)
+@pytest.mark.parametrize("row", ["one_magnitude", "equal", "one_outlier"])
+@pytest.mark.parametrize("width", [257, 1025, 2047, 4097, 8191])
+@pytest.mark.parametrize("magnitude", [0.3, 6e4])
+def test_rows_that_are_rounded_to_one_side(kernel, device, operation, row, width, magnitude):
+    """Where roundings of equal terms add up, or each addition to the square of an outlier rounds."""
+    if row == "equal" and operation in LAYER_NORMS:
+        pytest.skip("a layer norm of equal elements is test_constant_rows")
+    inputs = operation.inputs((1, width), device=device)
+    values = torch.full((1, width), magnitude)
+    if row == "one_magnitude":
+        values = values.copysign(inputs["input"].cpu())
+    elif row == "one_outlier":
+        values[0, width // 2] *= 100
+    inputs["input"] = values.to(device)
+    if "residual" in inputs:
+        inputs["residual"] = torch.zeros_like(inputs["input"])
+    inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
     check_forward(kernel, operation, inputs)
     check_gradients(kernel, operation, inputs)
 

@@ -16,6 +16,15 @@ void access_range(const void* p, size_t bytes, Use use, void* pc) {
   for (size_t i = 0; i < bytes; i += unit) access(static_cast<const char*>(p) + i, unit, use, pc);
 }
 
+// What the compiler knows about an access that its type does not allow, as far as it is used here.
+struct TypeMismatch {
+  const char* file;
+  uint32_t line, column;
+  const void* type;
+  unsigned char log_alignment;
+  unsigned char kind;  // 0 for a load, 1 for a store
+};
+
 void undefined(const char* kind, const char* what) {
   if (running) simt::fail(kind, "%s", what);
 }
@@ -50,7 +59,8 @@ SIMT_API void __tsan_vptr_update(void*, void*) {}
 SIMT_API void __tsan_read_range(void* p, size_t bytes) { access_range(p, bytes, Use::read, PC); }
 SIMT_API void __tsan_write_range(void* p, size_t bytes) { access_range(p, bytes, Use::write, PC); }
 
-SIMT_API void __ubsan_handle_type_mismatch_v1(void*, uintptr_t) {
+SIMT_API void __ubsan_handle_type_mismatch_v1(const TypeMismatch* mismatch, const void* p) {
+  if (p) access(p, size_t{1} << mismatch->log_alignment, mismatch->kind == 1 ? Use::write : Use::read, PC);
   undefined("misaligned", "access through a null pointer or one that its type's alignment forbids");
 }
 SIMT_API void __ubsan_handle_out_of_bounds(void*, uintptr_t) { undefined("bad-index", "array index out of bounds"); }

@@ -66,7 +66,6 @@ inline void reduce_add_each(const Vec (&vectors)[8], float* sums) {
   _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, ones)));
 }
 
-
 inline Wide wide_zero() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
 inline Wide add(Wide a, Vec b) {
   return {_mm512_add_pd(a.low, _mm512_cvtps_pd(_mm512_castps512_ps256(b.value))),

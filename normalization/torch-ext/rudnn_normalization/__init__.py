@@ -1,4 +1,4 @@
-"""Normalization over the last axis, forward and backward, for CPU.
+"""Normalization over the last axis, forward and backward.
 
     from kernels import get_kernel
 
