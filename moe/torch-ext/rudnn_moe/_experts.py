@@ -68,6 +68,8 @@ def experts_plan(
 
 def uses_tensor_core(function: str, strategy: object, dtype: torch.dtype) -> bool:
     """Tells whether a strategy means matrix units; a refusal names the function."""
+    if strategy is GroupedStrategy.AUTO:
+        return dtype in tensor_core_dtypes()
     check = MoeChecks(function)
     check.choice("strategy", strategy, values_of(GroupedStrategy))
     reason = _why_no_tensor_core(dtype)
@@ -78,20 +80,23 @@ def uses_tensor_core(function: str, strategy: object, dtype: torch.dtype) -> boo
 
 def _why_no_tensor_core(dtype: torch.dtype) -> str:
     """Returns why `tensor_core` is not supported, or nothing."""
-    supported = _tensor_core_dtypes()
-    if dtype_name(dtype) in supported:
+    supported = tensor_core_dtypes()
+    if dtype in supported:
         return ""
-    return f"the matrix units here multiply {' and '.join(supported) or 'no dtype'}, not {dtype_name(dtype)}"
+    names = " and ".join(map(dtype_name, supported)) or "no dtype"
+    return f"the matrix units here multiply {names}, not {dtype_name(dtype)}"
 
 
 @torch.compiler.assume_constant_result
-def _tensor_core_dtypes() -> tuple[str, ...]:
+def tensor_core_dtypes() -> tuple[torch.dtype, ...]:
+    """Returns the dtypes that the hardware at hand has matrix units for."""
     return _asked_tensor_core_dtypes()
 
 
 @cache
-def _asked_tensor_core_dtypes() -> tuple[str, ...]:
-    return tuple(name for name in ops.tensor_core_dtypes().split(",") if name)
+def _asked_tensor_core_dtypes() -> tuple[torch.dtype, ...]:
+    names = ops.tensor_core_dtypes().split(",")
+    return tuple(dtype for dtype in FLOAT_DTYPES if dtype_name(dtype) in names)
 
 
 class ExpertGradients(NamedTuple):

@@ -8,8 +8,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ._calls import Saved, call
+from ._checks import FLOAT_DTYPES
 from ._dispatch import DispatchedTokens, check_dispatch, dispatch_op
-from ._errors import INDEX_DTYPES, REFUSALS, MoeChecks
+from ._errors import DEVICES, INDEX_DTYPES, REFUSALS, MoeChecks
 from ._options import RouterWeightOptions
 from ._selected_router import gradient_of, weights_of
 
@@ -33,6 +34,28 @@ class RoutingPlan:
     experts: int
 
     def __post_init__(self) -> None:
+        if not self._is_of_route():
+            self._check()
+
+    def _is_of_route(self) -> bool:
+        """Tells whether the ops that make plans could have made this one, which needs no further check."""
+        indices, weights = self.expert_indices, self.weights
+        return (
+            type(indices) is type(weights) is torch.Tensor
+            and indices.dtype is torch.int32
+            and weights.dtype in FLOAT_DTYPES
+            and indices.layout is weights.layout is torch.strided
+            and not (indices.is_nested or weights.is_nested)
+            and indices.shape == weights.shape
+            and len(indices.shape) == 2
+            and indices.shape[1] > 0
+            and indices.device == weights.device
+            and indices.device.type in DEVICES
+            and type(self.experts) is int
+            and self.experts > 0
+        )
+
+    def _check(self) -> None:
         check = MoeChecks("RoutingPlan")
         indices = check.integers("expert_indices", self.expert_indices, *INDEX_DTYPES)
         check.axes("expert_indices", indices, "T, k")

@@ -17,7 +17,7 @@ _FUNCTION = "experts_forward"
 _SILU = ("SiLU", "SiLUActivation")
 """The classes by which models name it."""
 
-_REQUIRED = {"has_gate": True, "has_bias": False, "has_post_expert_norm": False}
+_REQUIRED = (("has_gate", True), ("has_bias", False), ("has_post_expert_norm", False))
 
 Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 
@@ -86,7 +86,7 @@ def _weights(module: Experts) -> Weights:
 
 
 def _require_served(module: Experts) -> None:
-    for flag, value in _REQUIRED.items():
+    for flag, value in _REQUIRED:
         if getattr(module, flag, value) is not value:
             MoeChecks(_FUNCTION).fail("self", f"have {flag} {value}", getattr(module, flag))
     require_silu(_FUNCTION, module)
