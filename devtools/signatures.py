@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -81,11 +82,23 @@ def _described(members: Mapping[str, object], prefix: str = "") -> Iterator[tupl
             yield from _described(own, f"{prefix}{name}.")
         elif isinstance(value, type):
             yield prefix + name, f"class({', '.join(base.__name__ for base in value.__bases__)})"
+            if constructor := _constructor(value):
+                yield f"{prefix}{name}()", _parameters(constructor)
             yield from _described(vars(value), f"{prefix}{name}.")
         elif isinstance(value, FunctionType):
             yield prefix + name, _parameters(value)
+        elif inspect.isdatadescriptor(value):
+            yield prefix + name, "attribute"
         else:
             yield prefix + name, repr(value)
+
+
+def _constructor(cls: type) -> FunctionType | None:
+    """Returns what a class was given to make its objects with; the members of an enumeration are made already."""
+    if issubclass(cls, Enum):
+        return None
+    found = (vars(cls).get(name) for name in ("__init__", "__new__"))
+    return next((function for function in found if isinstance(function, FunctionType)), None)
 
 
 def _is_defined_in(module: ModuleType, member: object) -> bool:
