@@ -25,7 +25,7 @@ def cases(kernel: ModuleType) -> Iterator[Case]:
         yield from activation_cases(kernel, name, dtype)
         yield from row_cases(kernel, name, dtype)
         plan = kernel.experts_plan(dtype, "cpu")
-        for strategy in {plan.strategy, kernel.GroupedStrategy.SCALAR}:
+        for strategy in dict.fromkeys((plan.strategy, kernel.GroupedStrategy.SCALAR)):
             for sizes, path in (((HIDDEN, INTERMEDIATE), "vectors"), (RAGGED, "ragged")):
                 yield from expert_cases(kernel, f"{name} {strategy.value}, {path}", dtype, sizes, strategy)
 
