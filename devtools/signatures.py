@@ -83,7 +83,7 @@ def _described(members: Mapping[str, object], prefix: str = "") -> Iterator[tupl
         elif isinstance(value, type):
             yield prefix + name, f"class({', '.join(base.__name__ for base in value.__bases__)})"
             if constructor := _constructor(value):
-                yield f"{prefix}{name}()", _parameters(constructor)
+                yield f"{prefix}{name}.__init__", _parameters(constructor)
             yield from _described(vars(value), f"{prefix}{name}.")
         elif isinstance(value, FunctionType):
             yield prefix + name, _parameters(value)

@@ -1,5 +1,9 @@
 """What a release of each family wants of the repository at any time: its signatures, and its page on the Hub."""
 
+from collections import namedtuple
+from enum import Enum
+from types import SimpleNamespace
+
 from fresh_process import by_family, variant_of
 
 from devtools import release, signatures
@@ -34,3 +38,27 @@ def test_differences():
         "changed was (x) and is (x, y)",
         "gone is missing",
     ]
+
+
+class Options:
+    def __init__(self, top_k, renormalize=False):
+        pass
+
+
+class Kind(Enum):
+    SERIAL = "serial"
+
+
+Pair = namedtuple("Pair", ["first"])
+
+
+def test_constructors_and_attributes_are_signatures():
+    kernel = SimpleNamespace(Kind=Kind, Options=Options, Pair=Pair, __all__=["Kind", "Options", "Pair"])
+    assert signatures.describe(kernel) == {
+        "Kind": "class(Enum)",
+        "Kind.SERIAL": "<Kind.SERIAL: 'serial'>",
+        "Options": "class(object)",
+        "Options.__init__": "(self, top_k, renormalize=False)",
+        "Pair": "class(tuple)",
+        "Pair.first": "attribute",
+    }

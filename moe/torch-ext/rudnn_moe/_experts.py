@@ -38,7 +38,7 @@ class ExpertsPlan(NamedTuple):
 
 
 def experts_plan(
-    dtype: torch.dtype, device: torch.device | str, strategy: GroupedStrategy | str = GroupedStrategy.AUTO
+    dtype: torch.dtype, device: torch.device | str, strategy: GroupedStrategy | str = "auto"
 ) -> ExpertsPlan:
     """Tells which strategy the experts would run with, and why not with the others.
 
@@ -68,7 +68,7 @@ def experts_plan(
 
 def uses_tensor_core(function: str, strategy: object, dtype: torch.dtype) -> bool:
     """Tells whether a strategy means matrix units; a refusal names the function."""
-    if strategy is GroupedStrategy.AUTO:
+    if strategy == "auto":
         return dtype in tensor_core_dtypes()
     check = MoeChecks(function)
     check.choice("strategy", strategy, values_of(GroupedStrategy))
@@ -206,7 +206,7 @@ class SwiGluExperts:
         self.down = down
 
     def forward_dispatched(
-        self, dispatched: DispatchedTokens, strategy: GroupedStrategy | str = GroupedStrategy.AUTO
+        self, dispatched: DispatchedTokens, strategy: GroupedStrategy | str = "auto"
     ) -> torch.Tensor:
         """Returns the experts' output for dispatched rows, `[R, H]` in their dtype.
 
@@ -237,7 +237,7 @@ class SwiGluExperts:
             raise
 
     def forward_dispatched_training(
-        self, dispatched: DispatchedTokens, strategy: GroupedStrategy | str = GroupedStrategy.AUTO
+        self, dispatched: DispatchedTokens, strategy: GroupedStrategy | str = "auto"
     ) -> ExpertsTraining:
         """Returns what `forward_dispatched` does, and a cache that has the backward to be called by hand.
 
@@ -270,7 +270,7 @@ class SwiGluExperts:
         input: torch.Tensor,
         logits: torch.Tensor,
         options: RoutingOptions,
-        strategy: GroupedStrategy | str = GroupedStrategy.AUTO,
+        strategy: GroupedStrategy | str = "auto",
     ) -> torch.Tensor:
         """Routes with `route`, dispatches, runs the experts, and combines their results.
 
@@ -304,7 +304,7 @@ class SwiGluExperts:
         logits: torch.Tensor,
         bias: torch.Tensor | None,
         options: GroupRoutingOptions,
-        strategy: GroupedStrategy | str = GroupedStrategy.AUTO,
+        strategy: GroupedStrategy | str = "auto",
     ) -> torch.Tensor:
         """Routes with `route_sigmoid_grouped`, dispatches, runs the experts, and combines their results.
 
