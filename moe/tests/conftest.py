@@ -85,6 +85,20 @@ def flushes_subnormals(device: str) -> bool:
     return device == "mps" or "_simt_metal_" in load_kernel()._ops.ops.name
 
 
+def needs_free_memory(device: str, size: int) -> None:
+    """Skips a test where a device does not have that many bytes free, or does not tell."""
+    if device == "cuda":
+        free = torch.cuda.mem_get_info()[0]
+    elif device == "mps":
+        free = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    elif "SC_AVPHYS_PAGES" in os.sysconf_names:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        pytest.skip("this system does not tell how much memory is free")
+    if free < size:
+        pytest.skip(f"needs {size >> 30} GiB of free memory")
+
+
 @pytest.fixture(autouse=True)
 def working_gpu(request):
     """Ends the run with the test whose kernel broke the CUDA context, since after it every call fails."""

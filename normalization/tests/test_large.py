@@ -1,28 +1,14 @@
 """Inputs of more elements than 32 bits count."""
 
-import os
-
 import pytest
-import torch
-from conftest import assert_bits_equal
+from conftest import assert_bits_equal, needs_free_memory
 from operations import BF16, RMS_NORM
-
-
-def free_memory(device):
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    if device == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
-        pytest.skip("this system does not tell how much memory is free")
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.isa_independent
 def test_more_than_2_to_the_31_elements(kernel, device):
     """Offsets need more than 32 bits. The rows repeat with an odd period, so that a wrapped one is another row."""
-    if free_memory(device) < 12 << 30:
-        pytest.skip("needs 12 GiB of free memory")
+    needs_free_memory(device, 12 << 30)
     inputs = RMS_NORM.inputs((1021, 4096), BF16, device=device)
     block = inputs["input"]
     rows = block.repeat(514, 1)
