@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from conftest import assert_bits_equal
-from operations import BF16, F16, F32, OPERATIONS, Shape, make_indices, normal, shares_storage
+from operations import BF16, F16, F32, OPERATIONS, Shape, make_indices, normal, shares_storage, strategies
 
 pytestmark = [pytest.mark.small, pytest.mark.isa_independent]
 
@@ -133,8 +133,11 @@ def test_no_other_op_is_registered(ops):
     assert found == set(SCHEMAS) - (set() if is_cpu_build(ops) else {"cpu_isa"})
 
 
-def test_matrix_units_never_multiply_float32(ops):
-    assert set(filter(None, ops.tensor_core_dtypes().split(","))) <= {"float16", "bfloat16"}
+def test_the_strategies_that_tests_run_are_those_of_the_hardware(ops):
+    names = set(filter(None, ops.tensor_core_dtypes().split(",")))
+    assert names <= {"float16", "bfloat16"}
+    tested = {case.values[0] for case in strategies() if case.values[1] == "tensor_core"}
+    assert tested == {getattr(torch, name) for name in names}
 
 
 @pytest.mark.parametrize("name", TENSOR_OPS)
