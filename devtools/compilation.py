@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from devtools import cuda
@@ -199,6 +199,21 @@ def _nvcc_flags(variant: Variant, component: Component) -> list[str]:
         *component.cuda_flags,
         *variant.profile.compile_flags,
     ]
+
+
+def ptx_of(variant: Variant, units: Collection[str]) -> list[str]:
+    """Returns the PTX of CUDA sources for the oldest architecture."""
+    oldest = min(cuda.ARCHITECTURES, key=float).replace(".", "")
+    texts = []
+    for component in variant.components:
+        flags = [flag for flag in _nvcc_flags(variant, component) if not flag.startswith(("-gencode", "-Xptxas"))]
+        for unit in [each for each in component.units if each in units]:
+            command = [toolchain.nvcc() or "nvcc", *flags, f"-arch=compute_{oldest}", "--ptx", "-o", "-"]
+            done = subprocess.run([*command, str(variant.family.directory / unit)], stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                raise Failure(f"{variant.family.title}/{unit} could not be compiled to PTX, see above")
+            texts.append(done.stdout)
+    return texts
 
 
 def _include_flags(variant: Variant, component: Component) -> list[str]:

@@ -54,6 +54,8 @@ class Table:
     """By kernel and architecture."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a kernel may spill."""
+    instructions: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By kernel, how often its PTX has each instruction that it is meant to have."""
     accesses: dict[str, dict[str, Traffic]] = field(default_factory=dict)
     """By case and kind of access."""
 
@@ -98,6 +100,24 @@ def kernels_of(texts: Iterable[str]) -> dict[str, dict[str, Resources]]:
     return kernels
 
 
+def instructions_of(ptx: Iterable[str], wanted: Mapping[str, Iterable[str]]) -> dict[str, dict[str, int]]:
+    """Returns how often instructions are in the kernels of several sources, by readable name.
+
+    Args:
+        ptx: What the sources were compiled to.
+        wanted: The instructions that a kernel is meant to have, by a part of its readable name.
+    """
+    bodies = {
+        name: body for text in ptx for name, body in re.findall(r"\.entry (\w+)(.*?)^}", text, re.DOTALL | re.MULTILINE)
+    }
+    found = {}
+    for name, kernel in sorted(readable(bodies).items(), key=lambda item: item[1]):
+        meant = [instruction for part, each in wanted.items() if part in kernel for instruction in each]
+        if meant:
+            found[kernel] = {instruction: bodies[name].count(instruction) for instruction in meant}
+    return found
+
+
 def traffic_of(rows: Iterable[Row]) -> dict[str, Traffic]:
     """Returns the sums over all instructions of a trace, by kind of access."""
     rows = list(rows)
@@ -126,6 +146,8 @@ def compare(table: Table, measured: Table) -> Iterator[str]:
                 allowed = getattr(before, name)
                 if value > allowed:
                     yield f"{where}: {name.replace('_', ' ')} rose from {allowed} to {value}"
+    for kernel, instructions in measured.instructions.items():
+        yield from (f"{kernel} has no {instruction}" for instruction, count in instructions.items() if not count)
     for case, kinds in measured.accesses.items():
         for kind, traffic in kinds.items():
             known = table.accesses.get(case, {}).get(kind)
@@ -157,11 +179,14 @@ def load(path: Path) -> Table:
         for name, entry in content["kernels"].items()
     }
     reasons = {name: entry["reason"] for name, entry in content["kernels"].items() if "reason" in entry}
+    instructions = {
+        name: entry["instructions"] for name, entry in content["kernels"].items() if "instructions" in entry
+    }
     accesses = {
         case: {kind: Traffic(**numbers) for kind, numbers in kinds.items()}
         for case, kinds in content["accesses"].items()
     }
-    return Table(content["compiler"], kernels, reasons, accesses)
+    return Table(content["compiler"], kernels, reasons, instructions, accesses)
 
 
 def save(path: Path, table: Table) -> None:
@@ -171,6 +196,8 @@ def save(path: Path, table: Table) -> None:
         kernels[name] = {"architectures": {arch: asdict(numbers) for arch, numbers in architectures.items()}}
         if name in table.reasons:
             kernels[name]["reason"] = table.reasons[name]
+        if name in table.instructions:
+            kernels[name]["instructions"] = table.instructions[name]
     accesses = {case: {kind: asdict(t) for kind, t in kinds.items()} for case, kinds in table.accesses.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     sections = [f'"compiler": {json.dumps(table.compiler)}']
@@ -200,6 +227,7 @@ def markdown(title: str, table: Table) -> str:
         "",
         *_grid(head, rows),
         "",
+        *_instruction_lines(table),
         "## Memory accesses",
         "",
         "What the first warp of the grid moves with one request: 32-byte sectors of global memory, passes over the 32",
@@ -211,6 +239,23 @@ def markdown(title: str, table: Table) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _instruction_lines(table: Table) -> list[str]:
+    names = sorted({name for counts in table.instructions.values() for name in counts})
+    if not names:
+        return []
+    rows = [
+        [f"`{kernel}`", *(str(counts.get(name, "")) for name in names)] for kernel, counts in table.instructions.items()
+    ]
+    return [
+        "## Instructions",
+        "",
+        "How often the PTX of a kernel has the instructions that it is meant to have.",
+        "",
+        *_grid(["kernel", *(f"`{name}`" for name in names)], rows),
+        "",
+    ]
 
 
 def _cells(entry: Mapping[str, Resources], architectures: Iterable[str]) -> Iterator[str]:

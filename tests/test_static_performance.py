@@ -110,6 +110,33 @@ def test_what_only_one_side_has_is_named():
     ]
 
 
+PTX = """\
+.visible .entry _ZN5rudnn4normIfLi4EEEvPKf(
+	.param .u64 parameter
+)
+.maxntid 128, 1, 1
+{
+	mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1}, {%r1}, {%r2}, {%f1};
+	mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f2}, {%r1}, {%r2}, {%f2};
+}
+.visible .entry _ZN5rudnn5otherEv()
+{
+	ret;
+}
+"""
+
+
+def test_instructions_are_counted_in_the_kernels_meant_to_have_them():
+    counted = static_performance.instructions_of([PTX], {"norm<": ("mma.sync", "cp.async")})
+    assert counted == {NORM: {"mma.sync": 2, "cp.async": 0}}
+
+
+def test_missing_instruction_is_a_problem_even_in_the_table():
+    kept = table()
+    kept.instructions[NORM] = {"mma.sync": 2, "cp.async": 0}
+    assert list(static_performance.compare(kept, kept)) == [f"{NORM} has no cp.async"]
+
+
 def test_traffic_sums_the_rows_of_a_kind():
     rows = [Row("a:1", "global load", 1, 4, 4), Row("a:2", "shared load", 1, 2, 1), Row("b:3", "global load", 2, 9, 8)]
     assert static_performance.traffic_of(rows) == {"global load": Traffic(3, 13, 12), "shared load": Traffic(1, 2, 1)}
@@ -118,12 +145,14 @@ def test_traffic_sums_the_rows_of_a_kind():
 def test_table_survives_its_file(tmp_path):
     kept = table()
     kept.reasons[NORM] = "a rare path"
+    kept.instructions[NORM] = {"mma.sync": 2}
     static_performance.save(tmp_path / "static" / "cuda.json", kept)
     assert static_performance.load(tmp_path / "static" / "cuda.json") == kept
     assert static_performance.load(tmp_path / "absent.json") == Table()
     text = static_performance.markdown("norms", kept)
     assert "with nvcc 13.0" in text
     assert f"| `{NORM}` | 66 | 0 | 64 | 72 | 0 | 64 | a rare path |" in text
+    assert f"| `{NORM}` | 2 |" in text
     assert "| norm, warp row | 16.00 (16.00) |  |  | 1.00 (1.00) |" in text
 
 

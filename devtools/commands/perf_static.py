@@ -3,9 +3,10 @@
 import argparse
 import json
 import os
+import runpy
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ DESCRIPTION = """\
 Compiles each family's CUDA kernels for sm_80 and sm_90 and reads their registers, spills and shared memory from the
 compiler; then traces the cases of benchmarks/static_cases.py on the SIMT bench and counts the sectors and bank
 conflicts of a warp. The figures are kept in <family>/benchmarks/static/. A kernel may spill if its entry in the JSON
-file has a "reason".
+file has a "reason". Where static_cases.py has INSTRUCTIONS, the kernels whose names hold one of its keys are looked
+through for those in their PTX.
 """
 NEEDS_ENVIRONMENT = True
 
@@ -65,11 +67,13 @@ def _look_at(family: Family, save: bool) -> Iterator[str]:
     path = family.directory / _TABLE
     table = static_performance.load(path)
     traces = _traces(family)
-    kernels = static_performance.kernels_of(_compiler_output(family))
+    told = _compiler_output(family)
+    kernels = static_performance.kernels_of(told.values())
     measured = static_performance.Table(
         "nvcc {}.{}".format(*toolchain.cuda_version()),
         kernels,
         {name: why for name, why in table.reasons.items() if name in kernels},
+        _instructions(family, told),
         {case: static_performance.traffic_of(rows) for case, rows in traces.items()},
     )
     heading(family.title)
@@ -86,13 +90,29 @@ def _look_at(family: Family, save: bool) -> Iterator[str]:
     yield from (f"{family.title}: {problem}" for problem in static_performance.compare(table, measured))
 
 
-def _compiler_output(family: Family) -> list[str]:
+def _compiler_output(family: Family) -> dict[str, str]:
+    """Returns what the compiler told of each source."""
     from devtools.variant import CUDA, Variant
 
     build([family], CUDA)
     variant = Variant(family, CUDA)
     units = [unit for component in variant.components for unit in component.units if unit.endswith(".cu")]
-    return [(variant.objects / f"{unit}.o.ptxas").read_text() for unit in units]
+    return {unit: (variant.objects / f"{unit}.o.ptxas").read_text() for unit in units}
+
+
+def _instructions(family: Family, told: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    """Returns how often the kernels of a family have the instructions that its static cases name."""
+    from devtools import static_performance
+    from devtools.compilation import ptx_of
+    from devtools.variant import CUDA, Variant
+
+    wanted = runpy.run_path(str(family.directory / _CASES)).get("INSTRUCTIONS", {})
+    units = [
+        unit
+        for unit, text in told.items()
+        if any(part in kernel for kernel in static_performance.kernels_of([text]) for part in wanted)
+    ]
+    return static_performance.instructions_of(ptx_of(Variant(family, CUDA), units), wanted)
 
 
 def _traces(family: Family) -> "dict[str, list[Row]]":

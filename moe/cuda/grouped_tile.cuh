@@ -30,11 +30,14 @@ struct RowGroups {
     return last_group([&](int each, int64_t) { return each <= expert; });
   }
 
-  // Tiles of kTileRows rows are numbered so that a group's first is begin / kTileRows + expert + 1: enough of them for
-  // every group, and the number follows from where it begins alone. Some numbers have no rows.
+  // Tiles of kTileRows rows are numbered so that an expert's first is the least multiple of a tile from its first row
+  // on, in tiles, plus the expert: enough of them for every group, and the number follows from where it begins alone.
+  // Some numbers have no rows.
   template <int kTileRows>
   __device__ __forceinline__ RowGroup tile(int64_t number) const {
-    const auto first_tile = [](int expert, int64_t begin) { return begin / kTileRows + expert + 1; };
+    const auto first_tile = [](int expert, int64_t begin) {
+      return max((begin + kTileRows - 1) / kTileRows + expert, int64_t{0});
+    };
     RowGroup group = last_group([&](int each, int64_t begin) { return first_tile(each, begin) <= number; });
     group.begin = min(group.begin + (number - first_tile(group.expert, group.begin)) * kTileRows, group.end);
     group.end = min(group.begin + kTileRows, group.end);
@@ -70,7 +73,7 @@ struct RowGroups {
 };
 template <int kTileRows>
 __host__ __device__ inline int64_t row_tiles(int64_t rows, int64_t experts) {
-  return rows / kTileRows + experts + 2;
+  return (rows + kTileRows - 1) / kTileRows + experts + 1;
 }
 
 // The position of a block in a grid of row_tiles * column_tiles. Neighbouring blocks share a few row tiles and sweep

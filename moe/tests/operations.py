@@ -66,6 +66,7 @@ EXPERT_SHAPES = [
     _checked("whole_tiles", 32, 2, 1, 64, 32),
     _checked("one_past_a_tile", 33, 1, 1, 33, 17),
     _checked("partial_tiles", 37, 4, 2, 40, 24),
+    _checked("many_steps_of_a_wide_tile", 140, 1, 1, 136, 72),
     pytest.param(Shape(129, 8, 2, 160, 96), id="several_blocks"),
     pytest.param(Shape(70, 32, 4, 256, 128), id="several_blocks_of_features"),
     pytest.param(Shape(600, 4, 2, 64, 48), id="many_tokens_an_expert"),
