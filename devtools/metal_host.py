@@ -38,7 +38,8 @@ def check(source: Path, text: str | None = None, include: Sequence[Path] = (ROOT
     torch = torch_directory() / "include"
     system = [torch, torch / "torch/csrc/api/include", Path(sysconfig.get_path("include")), STUBS]
     objective = source.suffix == ".mm"
-    folders = [f"-I{folder}" for folder in (*include, source.parent)] + [f"-isystem{folder}" for folder in system]
+    folders = [f"-I{folder}" for folder in include] + ["-iquote", str(source.parent)]
+    folders += [f"-isystem{folder}" for folder in system]
     language = OBJECTIVE_CXX.split() if objective else ["-x", "c++", "-DTORCH_EXTENSION_NAME=family"]
     command = [lint.compiler() or "clang-19", *FLAGS.split(), *language, *folders, "-"]
     text = f'#line 1 "{source}"\n' + (source.read_text() if text is None else text)
