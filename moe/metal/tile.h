@@ -70,7 +70,8 @@ struct Tile {
 // the depth in its order, whatever the other rows and columns are. `add` takes a tile of each operand; all threads call
 // it together, and which row and column an element has only depends on the thread.
 
-// By SIMD: a thread has each eighth row and each sixteenth column.
+// By SIMD: a thread has each eighth row and each sixteenth column. The depth of a tile is summed by itself, since the
+// error of a sum grows with the number of its terms.
 template <typename T>
 struct ScalarProduct {
   static constant constexpr int kRowStep = 8;
@@ -90,6 +91,7 @@ struct ScalarProduct {
   void add(threadgroup const T* left, threadgroup const T* right, uint index) {
     const int first_row = row_of(0, index);
     const int first_column = column_of(0, index);
+    float partial[kRows][kColumns] = {};
     for (int depth = 0; depth < Left::kDepth; ++depth) {
       float rows[kRows];
       float columns[kColumns];
@@ -98,8 +100,10 @@ struct ScalarProduct {
         columns[column] = float(right[Right::offset_of(first_column + column * kColumnStep, depth)]);
       for (int row = 0; row < kRows; ++row)
         for (int column = 0; column < kColumns; ++column)
-          sums[row][column] = fma(rows[row], columns[column], sums[row][column]);
+          partial[row][column] = fma(rows[row], columns[column], partial[row][column]);
     }
+    for (int row = 0; row < kRows; ++row)
+      for (int column = 0; column < kColumns; ++column) sums[row][column] += partial[row][column];
   }
 
   static int row_of(int element, uint index) { return int(index) / kColumnStep + element / kColumns * kRowStep; }
