@@ -1,4 +1,5 @@
 // combine: the weighted sum of the rows of each token.
+#include "common/metal/simdgroup.h"
 #include "metal/combine_args.h"
 #include "metal/elements.h"
 
@@ -86,7 +87,7 @@ template <typename T, typename Shape, int kLanes>
     device const T* grad = grads + slot / args.choices * args.width;
     product = dot_product<T, Shape>(grad, expert_output + row * args.width, lane, kLanes, args.width);
   }
-  if (kLanes > 1) product = simd_sum(product);
+  if (kLanes > 1) product = simdgroup_sum(product);
   if (lane == 0) grad_weights[slot] = product;
 }
 

@@ -6,6 +6,7 @@
 using namespace metal;
 
 #include "common/metal/instance.h"
+#include "common/metal/simdgroup.h"
 #include "metal/router_limits.h"
 #include "ops/activation_math.h"
 #include "ops/ranking.h"
@@ -30,7 +31,7 @@ inline Softmax softmax_of(device const T* logits, int experts, uint lane) {
   float sum = 0.0f;
   for (int expert = lane; expert < experts; expert += kSimdgroupSize)
     sum += exponential(float(logits[expert]) - maximum);
-  return {maximum, simd_sum(sum)};
+  return {maximum, simdgroup_sum(sum)};
 }
 
 // The first of the lanes' candidates.

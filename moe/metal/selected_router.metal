@@ -37,7 +37,7 @@ inline LaneChoices choices_of(constant SelectedRouterArgs& args, device const T*
     choices.scores[held] = kSigmoid ? sigmoid(logit) : softmax.score(logit);
     sum += choices.scores[held];
   }
-  choices.sum = simd_sum(sum);
+  choices.sum = simdgroup_sum(sum);
   choices.is_valid = simd_all(is_valid);
   return choices;
 }
@@ -90,7 +90,7 @@ inline float write_terms(constant SelectedRouterArgs& args, LaneChoices choices,
     upstream[held] = choice < args.choices ? grads[choice] : 0.0f;
     product += upstream[held] * shares[held];
   }
-  const float projection = kRenormalize ? simd_sum(product) : 0.0f;
+  const float projection = kRenormalize ? simdgroup_sum(product) : 0.0f;
   float sum = 0.0f;
   for (int held = 0; held < kHeldChoices; ++held) {
     const int choice = held * kSimdgroupSize + lane;
@@ -99,7 +99,7 @@ inline float write_terms(constant SelectedRouterArgs& args, LaneChoices choices,
     token.terms[choice] = term;
     sum += choice < args.choices ? term : 0.0f;
   }
-  return simd_sum(sum);
+  return simdgroup_sum(sum);
 }
 
 // The terms of an expert, which may have been chosen more than once.

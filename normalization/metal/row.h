@@ -7,6 +7,7 @@ using namespace metal;
 
 #include "common/device_function.h"
 #include "common/metal/instance.h"
+#include "common/metal/simdgroup.h"
 #include "common/metal/vectors.h"
 #include "metal/row_limits.h"
 #include "ops/norm_args.h"
@@ -123,13 +124,6 @@ inline float total(float x) { return x; }
 inline float total(float4 x) { return (x.x + x.y) + (x.z + x.w); }
 inline float largest(float x) { return x; }
 inline float largest(float4 x) { return precise::fmax(precise::fmax(x.x, x.y), precise::fmax(x.z, x.w)); }
-
-// Over the lanes of a simdgroup, pair by pair: simd_sum promises no order, and so no bits and no bound on its roundings.
-template <typename V>
-inline V simdgroup_sum(V value) {
-  for (ushort distance = 1; distance < ushort(kSimdgroupSize); distance *= 2) value += simd_shuffle_xor(value, distance);
-  return value;
-}
 
 // Over the threads of a row, in a fixed order; all of them call and receive the result. In a row of more than a
 // simdgroup this takes two barriers of the threadgroup. V is float or a vector of floats.
