@@ -26,6 +26,9 @@ struct Factors {
 };
 
 constexpr int kWarpsPerBlock = 4;
+// Of a multiprocessor, for kernels with much to keep: 512 threads may have 128 registers each. Left to itself, ptxas
+// spills a few of them to fit more threads.
+constexpr int kLeastBlocks = 4;
 
 // Which warp of the grid this one is, and the lane of this thread.
 __device__ __forceinline__ int64_t grid_warp() {

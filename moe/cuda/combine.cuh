@@ -98,10 +98,9 @@ __device__ __forceinline__ float partial_dot(const T* a, const T* b, int64_t wid
   return sum;
 }
 
-// The gradient of each weight is one lane's, or with kLanes = 32 a warp's. Without a least number of blocks ptxas
-// spills to fit more of them.
+// The gradient of each weight is one lane's, or with kLanes = 32 a warp's.
 template <class T, int kVector, int kLanes>
-__global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize, 4) weight_gradients(CombineBackwardArgs args) {
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize, kLeastBlocks) weight_gradients(CombineBackwardArgs args) {
   const int lane = threadIdx.x % kLanes;
   const int64_t slot = (int64_t{blockIdx.x} * kWarpsPerBlock * kWarpSize + threadIdx.x) / kLanes;
   if (slot >= args.tokens * args.top_k) return;

@@ -4,6 +4,17 @@
 namespace rudnn {
 namespace {
 
+// Calls visit(TypeTag<T>, Tile) for gradients of weights: those are many however few the rows, so tiles are wide.
+template <class Visit>
+void visit_weight_tile(bool tensor_core, DType dtype, Visit&& visit) {
+  visit_dtype(dtype, [&](auto type) {
+    if constexpr (sizeof(typename decltype(type)::type) == 2) {
+      if (tensor_core) return visit(type, WideTile{});
+    }
+    visit(type, ScalarTile{});
+  });
+}
+
 // grad = the sum over each expert's rows of left[row]^T right[row].
 template <class T, class Tile>
 void launch_weight_gradient(const ExpertsArgs& args, const char* name, const Tensor* grad, const void* left,
@@ -49,15 +60,12 @@ void launch_experts_backward(const ExpertsBackwardCall& call) {
     }
     const ExpertWeights& grads = call.grad_weights;
     if (grads.down == nullptr) return;
-    // Their tiles are of weights, which are many however few the rows.
-    visit_tile(call.tensor_core, dtype, WideTile::kRows, [&](auto type, auto tile) {
+    visit_weight_tile(call.tensor_core, dtype, [&](auto type, auto tile) {
       using T = typename decltype(type)::type;
       using Tile = decltype(tile);
-      if constexpr (!std::is_same<Tile, NarrowTile>::value) {
-        launch_weight_gradient<T, Tile>(args, "grad_gate", grads.gate, args.grad_gate_projection, args.values, stream);
-        launch_weight_gradient<T, Tile>(args, "grad_up", grads.up, args.grad_up_projection, args.values, stream);
-        launch_weight_gradient<T, Tile>(args, "grad_down", grads.down, args.grad, args.activated, stream);
-      }
+      launch_weight_gradient<T, Tile>(args, "grad_gate", grads.gate, args.grad_gate_projection, args.values, stream);
+      launch_weight_gradient<T, Tile>(args, "grad_up", grads.up, args.grad_up_projection, args.values, stream);
+      launch_weight_gradient<T, Tile>(args, "grad_down", grads.down, args.grad, args.activated, stream);
     });
   });
 }

@@ -30,9 +30,8 @@ struct RowGroups {
     return last_group([&](int each, int64_t) { return each <= expert; });
   }
 
-  // Tiles of kTileRows rows are numbered so that an expert's first is the least multiple of a tile from its first row
-  // on, in tiles, plus the expert: enough of them for every group, and the number follows from where it begins alone.
-  // Some numbers have no rows.
+  // Tiles of kTileRows rows are numbered, an expert's from ceil(begin / kTileRows) + expert on: enough of them for
+  // every group, and which ones follows from where it begins alone. Some numbers have no rows.
   template <int kTileRows>
   __device__ __forceinline__ RowGroup tile(int64_t number) const {
     const auto first_tile = [](int expert, int64_t begin) {

@@ -62,7 +62,7 @@ class LaneLogits {
 };
 
 template <class T, int kHeld>
-__global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) route(RouteArgs args) {
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize, kLeastBlocks) route(RouteArgs args) {
   const int64_t token = grid_warp();
   if (token >= args.tokens) return;
   const int lane = warp_lane();
