@@ -30,6 +30,7 @@ struct PairProduct {
   static Operand operand(const bfloat16* pointer, int count) {
     return reinterpret_cast<Operand>(_mm512_maskz_loadu_epi16((__mmask32{1} << count) - 1, pointer));
   }
+  static void pin_operand(Operand& operand) { __asm__("" : "+v"(operand)); }
   static Vec add_product(Operand a, Operand b, Vec sum) { return {_mm512_dpbf16_ps(sum.value, a, b)}; }
 };
 

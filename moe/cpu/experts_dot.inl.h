@@ -14,82 +14,127 @@ struct WideProduct {
 
   static Operand operand(const T* pointer, Full lanes) { return load(pointer, lanes); }
   static Operand operand(const T* pointer, int count) { return load(pointer, Partial{count}); }
+  static void pin_operand(Operand& operand) { pin(operand); }
   static Vec add_product(Operand a, Operand b, Vec sum) { return fma(a, b, sum); }
 };
 
 // Rows of weights by rows of activations that are multiplied at a time, as many as there are registers for.
 inline constexpr int kDotRows = kWidth == 16 ? 8 : 4;
 inline constexpr int kDotColumns = kWidth == 4 ? 2 : 3;
-// Elements that are summed in a register, before they are added to the total.
-inline constexpr int64_t kDotLength = 1024;
+// Operands that are summed in a register, before they are added to the total: with these, the weights of a block take
+// a third of the first cache.
+inline constexpr int64_t kDotSteps = kWidth == 16 ? 32 : 64;
 // Rows of a group that are worked on at a time.
 inline constexpr int64_t kDotGroup = 96;
 
-// sums[c][r] is the dot product of length elements of weights[r] and activations[c].
-template <class Product, bool kPrefetch>
-[[gnu::always_inline]] inline void dot_products(const typename Product::Element* const (&weights)[kDotRows],
+// kDotRows rows of weights as they lie in memory.
+template <class Product>
+struct WeightRows {
+  const typename Product::Element* rows[kDotRows];
+  int64_t prefetch_distance;  // to what will be needed soon, in elements
+
+  template <class Lanes>
+  typename Product::Operand operand(int64_t k, int row, Lanes lanes) const {
+    __builtin_prefetch(rows[row] + k + prefetch_distance, 0, 2);
+    return Product::operand(rows[row] + k, lanes);
+  }
+};
+
+// The same in the order in which they are used, so that they stay in the first cache.
+template <class Product>
+struct WeightPanel {
+  alignas(64) typename Product::Operand operands[kDotSteps][kDotRows];
+
+  template <class Lanes>
+  typename Product::Operand operand(int64_t k, int row, Lanes) const {
+    return operands[k / Product::kStep][row];
+  }
+};
+
+// Calls step(k, lanes) over [0, length), in steps of an operand.
+template <class Product, class Step>
+[[gnu::always_inline]] inline void for_each_step(int64_t length, Step&& step) {
+  int64_t k = 0;
+  for (; k + Product::kStep <= length; k += Product::kStep) step(k, Full{});
+  if (k < length) step(k, static_cast<int>(length - k));
+}
+
+template <class Product>
+inline void fill_panel(const WeightRows<Product>& weights, int64_t length, WeightPanel<Product>& panel) {
+  for_each_step<Product>(length, [&](int64_t k, auto lanes) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int row = 0; row < kDotRows; ++row) {
+      panel.operands[k / Product::kStep][row] = weights.operand(k, row, lanes);
+    }
+  });
+}
+
+// sums[c][r] is the dot product of `length` elements of row r of the weights and of activations[c].
+template <class Product, class Weights>
+[[gnu::always_inline]] inline void dot_products(const Weights& weights,
                                                 const typename Product::Element* const (&activations)[kDotColumns],
-                                                int64_t length, int64_t prefetch_distance,
-                                                float (&sums)[kDotColumns][kDotRows]) {
+                                                int64_t length, float (&sums)[kDotColumns][kDotRows]) {
   Vec accumulators[kDotColumns][kDotRows];
   for (auto& column : accumulators) {
     for (auto& accumulator : column) accumulator = broadcast(0.0f);
   }
-  const auto step = [&](int64_t k, auto lanes) __attribute__((always_inline)) {
+  for_each_step<Product>(length, [&](int64_t k, auto lanes) __attribute__((always_inline)) {
     typename Product::Operand b[kDotColumns];
 #pragma GCC unroll 3
     for (int column = 0; column < kDotColumns; ++column) b[column] = Product::operand(activations[column] + k, lanes);
 #pragma GCC unroll 8
     for (int row = 0; row < kDotRows; ++row) {
-      const auto a = Product::operand(weights[row] + k, lanes);
-      if constexpr (kPrefetch) __builtin_prefetch(weights[row] + k + prefetch_distance, 0, 2);
+      auto a = weights.operand(k, row, lanes);
+      Product::pin_operand(a);
 #pragma GCC unroll 3
       for (int column = 0; column < kDotColumns; ++column) {
         accumulators[column][row] = Product::add_product(a, b[column], accumulators[column][row]);
       }
     }
-  };
-  int64_t k = 0;
-  for (; k + Product::kStep <= length; k += Product::kStep) step(k, Full{});
-  if (k < length) step(k, static_cast<int>(length - k));
+  });
 #pragma GCC unroll 3
   for (int column = 0; column < kDotColumns; ++column) reduce_add_each(accumulators[column], sums[column]);
 }
 
-// Where the sums of a block of features go: totals[row][feature] of the rows of a group.
+// totals[a][w] is the dot product of row a of the activations and row w of the weights.
 template <int kFeatures>
 using DotTotals = float[kDotGroup][kFeatures];
 
-// Sets the totals to the dot products of rows of weights, which weight_row(feature) gives, and of row_count rows of
-// activations, which activation_row(row) gives. Features are worked on in the order of feature_at(0), feature_at(1),
-// ...
-template <class Product, int kFeatures, class FeatureAt, class WeightRow, class ActivationRow>
-inline void set_dot_products(int64_t row_count, int64_t length, const FeatureAt& feature_at,
-                             const WeightRow& weight_row, const ActivationRow& activation_row,
-                             int64_t prefetch_distance, DotTotals<kFeatures>& totals) {
-  using T = typename Product::Element;
-  for (int64_t begin = 0; begin < length; begin += kDotLength) {
-    const int64_t count = smaller(kDotLength, length - begin);
-    for (int position = 0; position < kFeatures; position += kDotRows) {
-      const T* weights[kDotRows];
-      for (int row = 0; row < kDotRows; ++row) weights[row] = weight_row(feature_at(position + row)) + begin;
-      for (int64_t first = 0; first < row_count; first += kDotColumns) {
-        const T* activations[kDotColumns];
-        for (int column = 0; column < kDotColumns; ++column) {
-          activations[column] = activation_row(smaller(first + column, row_count - 1)) + begin;
-        }
-        float sums[kDotColumns][kDotRows];
-        if (first == 0) {
-          dot_products<Product, true>(weights, activations, count, prefetch_distance, sums);
+// Sets the totals for row_count rows of activations. activation_row(a) and weight_row(w) give the rows.
+template <class Product, int kFeatures, class WeightRow, class ActivationRow>
+inline void set_dot_products(int64_t row_count, int64_t length, const WeightRow& weight_row,
+                             const ActivationRow& activation_row, int64_t prefetch_distance,
+                             DotTotals<kFeatures>& totals) {
+  constexpr int64_t kLength = kDotSteps * Product::kStep;
+  const auto use_weights = [&](const auto& weights, int64_t begin, int position) {
+    for (int64_t first = 0; first < row_count; first += kDotColumns) {
+      const typename Product::Element* activations[kDotColumns];
+      for (int column = 0; column < kDotColumns; ++column) {
+        activations[column] = activation_row(smaller(first + column, row_count - 1)) + begin;
+      }
+      float sums[kDotColumns][kDotRows];
+      dot_products<Product>(weights, activations, smaller(kLength, length - begin), sums);
+      for (int64_t column = 0; column < smaller(kDotColumns, row_count - first); ++column) {
+        float* total = totals[first + column] + position;
+        if (begin == 0) {
+          for (int row = 0; row < kDotRows; ++row) total[row] = sums[column][row];
         } else {
-          dot_products<Product, false>(weights, activations, count, 0, sums);
+          for (int row = 0; row < kDotRows; ++row) total[row] += sums[column][row];
         }
-        for (int64_t column = 0; column < smaller(kDotColumns, row_count - first); ++column) {
-          for (int row = 0; row < kDotRows; ++row) {
-            float& total = totals[first + column][feature_at(position + row)];
-            total = begin == 0 ? sums[column][row] : total + sums[column][row];
-          }
-        }
+      }
+    }
+  };
+  for (int64_t begin = 0; begin < length; begin += kLength) {
+    for (int position = 0; position < kFeatures; position += kDotRows) {
+      WeightRows<Product> weights;
+      weights.prefetch_distance = prefetch_distance;
+      for (int row = 0; row < kDotRows; ++row) weights.rows[row] = weight_row(position + row) + begin;
+      if (row_count <= 2 * kDotColumns) {
+        use_weights(weights, begin, position);
+      } else {
+        WeightPanel<Product> panel;
+        fill_panel(weights, smaller(kLength, length - begin), panel);
+        use_weights(panel, begin, position);
       }
     }
   }
@@ -123,22 +168,23 @@ void activate_group(const ExpertsArgs& args, const ExpertGroup& group, int64_t f
   const int64_t hidden = args.hidden;
   const T* gate = static_cast<const T*>(args.gate.data) + group.expert * args.gate.stride + feature * hidden;
   const T* up = static_cast<const T*>(args.up.data) + group.expert * args.up.stride + feature * hidden;
-  // The features of gate are followed by those of up; kHalf of each are multiplied at a time.
-  const auto feature_at = [](int position) {
-    return position / kDotRows * kHalf + position % kHalf + (position % kDotRows < kHalf ? 0 : kActivatedBlock);
-  };
+  // kHalf rows of gate and of up by turns.
   const auto weight_row = [&](int row) {
-    return row < kActivatedBlock ? gate + smaller(row, count - 1) * hidden
-                                 : up + smaller(row - kActivatedBlock, count - 1) * hidden;
+    const int64_t chosen = smaller(row / kDotRows * kHalf + row % kHalf, count - 1);
+    return (row % kDotRows < kHalf ? gate : up) + chosen * hidden;
   };
   for (int64_t first = group.begin; first < group.end; first += kDotGroup) {
     const int64_t rows = smaller(kDotGroup, group.end - first);
     DotTotals<2 * kActivatedBlock> totals;
     set_dot_products<Product, 2 * kActivatedBlock>(
-        rows, hidden, feature_at, weight_row, [&](int64_t row) { return input_row<T>(args, first + row); },
-        kHalf * hidden, totals);
+        rows, hidden, weight_row, [&](int64_t row) { return input_row<T>(args, first + row); }, kHalf * hidden, totals);
     for (int64_t row = 0; row < rows; ++row) {
-      store_activated<T>(args, first + row, feature, count, totals[row], totals[row] + kActivatedBlock);
+      float gates[kActivatedBlock], ups[kActivatedBlock];
+      for (int i = 0; i < kActivatedBlock; ++i) {
+        gates[i] = totals[row][i / kHalf * kDotRows + i % kHalf];
+        ups[i] = totals[row][i / kHalf * kDotRows + kHalf + i % kHalf];
+      }
+      store_activated<T>(args, first + row, feature, count, gates, ups);
     }
   }
 }
@@ -162,7 +208,7 @@ void project_group(const ExpertsArgs& args, const ExpertGroup& group, int64_t fe
     const int64_t rows = smaller(kDotGroup, group.end - first);
     DotTotals<kOutputBlock> totals;
     set_dot_products<Product, kOutputBlock>(
-        rows, length, [](int position) { return position; }, weight_row,
+        rows, length, weight_row,
         [&](int64_t row) { return static_cast<const T*>(args.activated) + (first + row) * length; }, kDotRows * length,
         totals);
     for (int64_t row = 0; row < rows; ++row) {

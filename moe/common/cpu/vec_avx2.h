@@ -44,6 +44,8 @@ inline Vec where_less(Vec a, Vec b, Vec x, Vec y) {
   return {_mm256_blendv_ps(y.value, x.value, _mm256_cmp_ps(a.value, b.value, _CMP_LT_OQ))};
 }
 
+inline void pin(Vec& a) { __asm__("" : "+x"(a.value)); }
+
 inline float reduce_add(Vec a) {
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(a.value), _mm256_extractf128_ps(a.value, 1));
   sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));

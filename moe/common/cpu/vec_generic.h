@@ -48,6 +48,7 @@ inline Vec select(Int4 condition, Vec a, Vec b) {
 inline Vec max(Vec a, Vec b) { return select(a.value > b.value, a, b); }
 inline Vec where_less(Vec a, Vec b, Vec x, Vec y) { return select(a.value < b.value, x, y); }
 inline Vec abs(Vec a) { return {reinterpret_cast<Float4>(reinterpret_cast<Int4>(a.value) & 0x7fffffff)}; }
+inline void pin(Vec&) {}
 inline float reduce_add(Vec a) { return (a.value[0] + a.value[2]) + (a.value[1] + a.value[3]); }
 inline float reduce_max(Vec a) {
   float largest = a.value[0];

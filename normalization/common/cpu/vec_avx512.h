@@ -41,6 +41,7 @@ inline Vec broadcast(float value) { return {_mm512_set1_ps(value)}; }
 inline Vec where_less(Vec a, Vec b, Vec x, Vec y) {
   return {_mm512_mask_mov_ps(y.value, _mm512_cmp_ps_mask(a.value, b.value, _CMP_LT_OQ), x.value)};
 }
+inline void pin(Vec& a) { __asm__("" : "+v"(a.value)); }
 inline float reduce_add(Vec a) { return _mm512_reduce_add_ps(a.value); }
 inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.value); }
 
