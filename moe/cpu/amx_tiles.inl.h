@@ -9,6 +9,7 @@
 #pragma GCC target("avx512bf16,amx-tile,amx-bf16")
 #undef RUDNN_ISA
 #define RUDNN_ISA amx
+#include "cpu/experts.h"
 #include "cpu/experts_units.inl.h"
 
 namespace rudnn::amx {
@@ -165,6 +166,22 @@ inline __m512i pair_up(__m256i even, __m256i odd) {
 
 // Rounds to nearest even; denormals become 0, as the products take them.
 inline __m256i narrow(Vec a) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.value)); }
+
+inline void store_tile(const __m512i (&rows)[16], bfloat16* tile) {
+  for (int row = 0; row < 16; ++row) _mm512_store_si512(tile + 32 * row, rows[row]);
+}
+
+// Experts and blocks of rows, which are packed one after the other.
+
+inline int64_t block_count(const ExpertGroup& group) { return ceil_div(group.end - group.begin, kRowBlock); }
+
+inline bfloat16* block_of(void* packed, int64_t block, int64_t features) {
+  return static_cast<bfloat16*>(packed) + block * packed_size(features);
+}
+
+inline const bfloat16* matrix_of(const ExpertMatrices<const void>& matrices, const ExpertGroup& group) {
+  return static_cast<const bfloat16*>(matrices.data) + group.expert * matrices.stride;
+}
 
 }  // namespace
 }  // namespace rudnn::amx

@@ -66,9 +66,9 @@ struct ExpertsBackwardArgs {
   const void* gate_projection = nullptr;  // [R, I]
   const void* up_projection = nullptr;    // [R, I]
   void* grad_input = nullptr;             // [R, H], optional
-  ExpertMatrices<float> grad_gate;        // optional
-  ExpertMatrices<float> grad_up;          // there if grad_gate is
-  ExpertMatrices<float> grad_down;        // there if grad_gate is
+  ExpertMatrices<float> grad_gate;        // each optional
+  ExpertMatrices<float> grad_up;
+  ExpertMatrices<float> grad_down;
 
   // Scratch of the phases in float32.
   float* wide_grad = nullptr;             // [R, H]
@@ -118,7 +118,9 @@ ExpertsPanelPhase experts_grad_input;
 ExpertsBackwardPhase experts_grad_gate_up;
 ExpertsBackwardPhase experts_grad_down;
 // Elements that packed rows of so many features take, for each block of rows.
-inline constexpr int64_t packed_size(int64_t features) { return (features + 31) / 32 * 32 * kRowBlock; }
+[[gnu::always_inline]] inline constexpr int64_t packed_size(int64_t features) {
+  return (features + 31) / 32 * 32 * kRowBlock;
+}
 }  // namespace amx
 
 namespace generic {

@@ -7,14 +7,11 @@
 
 // Rows of weights are left tiles as they lie in memory, tokens are packed to right tiles, and a sum has a feature for
 // each row and a token for each column; so two rows of silu(gate x) * (up x) make pairs for the next product.
+//
+// Activations are packed by blocks of rows: step after step of 32 features, each a right tile for the first 16 rows and
+// one for the others, which is not written if there are none.
 namespace rudnn::amx {
 namespace {
-
-// Right tiles of 32 rows of activations: step after step of 32 features, each a tile for the first 16 rows and one for
-// the others, which is not written if there are none.
-inline bfloat16* packed_block(void* packed, int64_t block, int64_t features) {
-  return static_cast<bfloat16*>(packed) + block * packed_size(features);
-}
 
 // What a block holds of its group.
 struct BlockRows {
@@ -25,10 +22,6 @@ struct BlockRows {
 inline BlockRows rows_of(const ExpertGroup& group, int64_t block) {
   const int64_t first = group.begin + (block - group.first_block) * kRowBlock;
   return {first, smaller(kRowBlock, group.end - first)};
-}
-
-inline int64_t end_block(const ExpertGroup& group) {
-  return group.first_block + ceil_div(group.end - group.begin, kRowBlock);
 }
 
 inline int64_t half_rows(BlockRows rows, int half) { return larger(smaller(rows.count - 16 * half, 16), 0); }
@@ -50,7 +43,7 @@ void pack_block(const ExpertsArgs& args, BlockRows rows, bfloat16* packed) {
       }
       transpose(elements);
       bfloat16* tile = packed + (feature / kDepth * 2 + half) * kTileSize;
-      for (int row = 0; row < 16; ++row) _mm512_store_si512(tile + 32 * row, elements[row]);
+      store_tile(elements, tile);
     }
   }
 }
@@ -78,8 +71,7 @@ class Leftover {
 
 inline LeftTiles weight_rows(const ExpertMatrices<const void>& matrices, const ExpertGroup& group, int64_t first,
                              int64_t last, int64_t columns) {
-  const auto* matrix = static_cast<const bfloat16*>(matrices.data) + group.expert * matrices.stride;
-  return {matrix + first * columns, columns, kDepth, larger(smaller(last - first, 16), 0), columns};
+  return {matrix_of(matrices, group) + first * columns, columns, kDepth, larger(smaller(last - first, 16), 0), columns};
 }
 
 // Columns of a tile of sums become rows: those of `count` rows of a matrix, from `feature` on.
@@ -103,7 +95,9 @@ struct ActivatedBlock {
 inline void store_activated(const Sums& sums, const ActivatedBlock& block, int part) {
   const int half = part / 8;
   const int row = part % 8 * 2;
+  // What the intermediate size does not have must be 0 also where a token holds inf.
   const auto activated = [&](int feature) {
+    if (feature >= block.count) return _mm256_setzero_si256();
     return narrow(Silu::value(load(sums.tiles[half][feature], Full{})) * load(sums.tiles[2 + half][feature], Full{}));
   };
   bfloat16* tile = block.packed + (block.feature / kDepth * 2 + half) * kTileSize;
@@ -198,8 +192,9 @@ inline void round_sums(const ExpertsArgs& args, int64_t first, int64_t last) {
 void experts_pack(const ExpertsArgs& args, int64_t begin, int64_t end) {
   for (int64_t g = 0; g < args.group_count; ++g) {
     const ExpertGroup& group = args.groups[g];
-    for (int64_t block = larger(begin, group.first_block); block < smaller(end, end_block(group)); ++block) {
-      pack_block(args, rows_of(group, block), packed_block(args.packed_input, block, args.hidden));
+    for (int64_t block = larger(begin, group.first_block); block < smaller(end, group.first_block + block_count(group));
+         ++block) {
+      pack_block(args, rows_of(group, block), block_of(args.packed_input, block, args.hidden));
     }
   }
 }
@@ -216,14 +211,14 @@ void experts_activated(const ExpertsArgs& args, int64_t begin, int64_t end) {
     const int64_t feature = unit * kActivatedBlock;
     const LeftTiles gate = weight_rows(args.gate, group, feature, args.intermediate, args.hidden);
     const LeftTiles up = weight_rows(args.up, group, feature, args.intermediate, args.hidden);
-    for (int64_t block = group.first_block; block < end_block(group); ++block) {
+    for (int64_t block = group.first_block; block < group.first_block + block_count(group); ++block) {
       const BlockRows rows = rows_of(group, block);
       const bool two = rows.count > 16;
-      multiply(two, gate, up, packed_block(args.packed_input, block, args.hidden), steps,
+      multiply(two, gate, up, block_of(args.packed_input, block, args.hidden), steps,
                block == group.first_block ? kActivatedBlock * args.hidden : 0, [&] { leftover.do_one(store_part); });
       leftover.do_all(store_part);
       store_sums(two, sums);
-      pending = {rows, feature, gate.rows, packed_block(args.activated, block, args.intermediate)};
+      pending = {rows, feature, gate.rows, block_of(args.activated, block, args.intermediate)};
       leftover.start(two ? 16 : 8);
       clear_missing(args, pending);
       if (args.gate_projection != nullptr) store_projections(args, sums, pending);
@@ -248,11 +243,11 @@ void experts_output(const ExpertsArgs& args, int64_t begin, int64_t end) {
     for (int64_t feature = first; feature < last; feature += kOutputBlock) {
       const LeftTiles down0 = weight_rows(args.down, group, feature, args.hidden, args.intermediate);
       const LeftTiles down1 = weight_rows(args.down, group, feature + 16, args.hidden, args.intermediate);
-      for (int64_t block = group.first_block; block < end_block(group); ++block) {
+      for (int64_t block = group.first_block; block < group.first_block + block_count(group); ++block) {
         const BlockRows rows = rows_of(group, block);
         const bool two = rows.count > 16;
         if (args.sums != nullptr) prefetch_sums(args, {rows, feature});
-        multiply(two, down0, down1, packed_block(args.activated, block, args.intermediate), steps,
+        multiply(two, down0, down1, block_of(args.activated, block, args.intermediate), steps,
                  block == group.first_block ? kOutputBlock * args.intermediate : 0,
                  [&] { leftover.do_one(store_part); });
         leftover.do_all(store_part);

@@ -162,6 +162,7 @@ void project_group_back(const ExpertsBackwardArgs& args, const ExpertGroup& grou
 template <class T>
 void differentiate_weight(const ExpertGroup& group, const float* factors, int64_t weight_rows, const T* operand,
                           int64_t width, int64_t column, int64_t columns, const ExpertMatrices<float>& gradient) {
+  if (gradient.data == nullptr) return;
   float* matrix = gradient.data + group.expert * gradient.stride + column;
   for_each_tile(0, weight_rows, [&](int64_t first, int64_t count) {
     Tile tile = {};

@@ -15,16 +15,6 @@ inline constexpr int64_t kColumns = 32;  // of a panel
 
 inline int64_t tiles_of(int64_t features) { return ceil_div(features, kColumns) * 2; }
 
-inline bfloat16* block_of(void* packed, int64_t block, int64_t features) {
-  return static_cast<bfloat16*>(packed) + block * packed_size(features);
-}
-
-inline const bfloat16* matrix_of(const ExpertMatrices<const void>& matrices, const ExpertGroup& group) {
-  return static_cast<const bfloat16*>(matrices.data) + group.expert * matrices.stride;
-}
-
-inline int64_t block_count(const ExpertGroup& group) { return ceil_div(group.end - group.begin, kRowBlock); }
-
 inline __m256i load_half(const bfloat16* row) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row)); }
 
 // Elements [column, column + 16) of a row, 0 from `columns` on or if there is no such row.
@@ -42,10 +32,6 @@ inline void pack_pairs(const bfloat16* matrix, int64_t stride, int64_t rows, int
     pairs[pair] = pair_up(load_half(row, 2 * pair < rows, column, columns),
                           load_half(row + stride, 2 * pair + 1 < rows, column, columns));
   }
-}
-
-inline void store_tile(const __m512i (&rows)[16], bfloat16* tile) {
-  for (int row = 0; row < 16; ++row) _mm512_store_si512(tile + 32 * row, rows[row]);
 }
 
 // A panel of 32 columns of a weight: for every 32 of its rows, two right tiles.
@@ -167,6 +153,7 @@ inline void store_sums_at(const Sums& sums, int64_t rows, int64_t columns, T* ou
 // right for a column.
 void differentiate_weight(const ExpertGroup& group, const void* left, int64_t left_features, int64_t first,
                           const void* right, int64_t right_features, const ExpertMatrices<float>& gradient) {
+  if (gradient.data == nullptr) return;
   float* rows = gradient.data + group.expert * gradient.stride + first * right_features;
   const int64_t count = smaller(left_features - first, 32);
   const int64_t blocks = block_count(group);

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 #include "common/cpu/memory.h"
@@ -38,6 +39,9 @@ Workspace::Workspace(size_t bytes) {
   }
   block_ = header;
   next_ = reinterpret_cast<char*>(header + 1);
+#if defined(__SANITIZE_ADDRESS__)
+  std::memset(next_, 0xff, bytes);  // NaN in every float type
+#endif
 }
 
 Workspace::~Workspace() {

@@ -38,7 +38,7 @@ struct ExpertsBackwardCall {
   const Tensor* gate_projection = nullptr;  // [R, I], as the forward wrote it
   const Tensor* up_projection = nullptr;    // [R, I]
   const Tensor* grad_values = nullptr;      // [R, H], optional
-  // float32, shaped and strided like the weights; all or none. Each element is written once, those of experts without
+  // float32, shaped and strided like the weights, each optional. Each element is written once, those of experts without
   // rows as exact zeros. The rows of an expert are summed in a fixed order.
   ExpertWeights grad_weights;
 };
@@ -58,7 +58,8 @@ void launch_experts(const ExpertsCall& call);
 void launch_experts_backward(const ExpertsBackwardCall& call);
 void launch_fused_experts(const FusedExpertsCall& call);
 
-// Whether the hardware multiplies matrices of this dtype, which is what `tensor_core` asks for.
+// Whether the hardware multiplies matrices of this dtype, which is what `tensor_core` asks for. A CPU with AVX512-BF16
+// but without AMX has it for the forward; gradients are then computed in float32 arithmetic, as with `scalar`.
 bool has_tensor_core(DType dtype);
 
 }  // namespace rudnn

@@ -208,6 +208,21 @@ def test_ops_do_not_trust_the_offsets(ops, device, dtype, strategy, offsets):
 
 @pytest.mark.small
 @by_strategy
+@pytest.mark.parametrize("intermediate", [pytest.param(12, id="ragged"), pytest.param(48, id="half_a_step")])
+def test_an_infinite_token_stays_infinite(ops, device, dtype, strategy, intermediate):
+    """What pads the sizes to those of tiles must not meet infinity with 0, which would be NaN."""
+    values = torch.ones(3, 40, dtype=dtype, device=device)
+    values[1] = torch.inf
+    offsets = torch.tensor([0, 3], dtype=torch.int32, device=device)
+    gate = torch.full((1, intermediate, 40), 0.25, dtype=dtype, device=device)
+    down = torch.full((1, 40, intermediate), 0.25, dtype=dtype, device=device)
+    output = ops.experts(values, offsets, gate, gate, down, strategy == "tensor_core")
+    assert output[1].isposinf().all()
+    assert output[[0, 2]].isfinite().all()
+
+
+@pytest.mark.small
+@by_strategy
 def test_gate_and_up_may_be_halves_of_one_tensor(kernel, device, dtype, strategy):
     """Views into a fused weight give the bits of the fused weight, and of copies."""
     inputs = FORWARD.inputs(RAGGED, dtype, device=device)
