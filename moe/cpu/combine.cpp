@@ -51,10 +51,11 @@ void launch_combine_backward(const CombineBackwardCall& call) {
   args.weights = weights.data();
   args.row_slots = static_cast<const int32_t*>(call.row_slots->const_data_ptr());
   args.slot_rows = static_cast<const int32_t*>(call.slot_rows->const_data_ptr());
-  args.grad_input = call.grad_expert_output->mutable_data_ptr();
-  args.grad_weights = static_cast<float*>(call.grad_weights->mutable_data_ptr());
+  args.grad_input = mutable_data_or_null(call.grad_expert_output);
+  args.grad_weights = static_cast<float*>(mutable_data_or_null(call.grad_weights));
   cpu::advise_huge_pages(call.grad_expert_output);
   cpu::parallel_for(args.rows, 2 * args.width + 1, [&](int64_t begin, int64_t end) { rows(args, begin, end); });
+  if (args.grad_weights == nullptr) return;
   cpu::parallel_for(args.rows, kSlotCost, [&](int64_t begin, int64_t end) { slots(args, begin, end); });
 }
 

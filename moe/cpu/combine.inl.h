@@ -49,15 +49,17 @@ template <class T>
   const int64_t width = args.width;
   for (int64_t row = begin; row < end; ++row) {
     const int64_t slot = args.row_slots[row];
-    T* grad_input = static_cast<T*>(args.grad_input) + row * width;
+    T* grad_input = args.grad_input == nullptr ? nullptr : static_cast<T*>(args.grad_input) + row * width;
     if (!in_range(slot, args.rows)) {
+      if (grad_input == nullptr) continue;
       for_each_vector(width, [&](int64_t offset, auto lanes) { store(grad_input + offset, broadcast(0.0f), lanes); });
       continue;
     }
     const T* grad = static_cast<const T*>(args.grad) + slot / args.top_k * width;
-    if (args.slot_rows[slot] == row) {
+    if (args.grad_weights != nullptr && args.slot_rows[slot] == row) {
       args.grad_weights[slot] = dot(static_cast<const T*>(args.input) + row * width, grad, width);
     }
+    if (grad_input == nullptr) continue;
     const Vec weight = broadcast(args.weights[slot]);
     for_each_vector(width, [&](int64_t offset, auto lanes) {
       store(grad_input + offset, weight * load(grad + offset, lanes), lanes);

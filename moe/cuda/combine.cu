@@ -39,8 +39,9 @@ void launch_combine_backward(const CombineBackwardCall& call) {
     const int64_t weights = args.tokens * args.top_k;
     visit_vectors(dtype_of(*call.expert_output), args.width, [&](auto type, auto vector) {
       using T = typename decltype(type)::type;
-      if (args.rows * args.width > 0)
+      if (args.grad_row_values != nullptr && args.rows * args.width > 0)
         launch(spread_gradient<T, vector()>, piece_grid<vector()>(args.rows, args.width, stream), args);
+      if (args.grad_weights == nullptr) return;
       if (call.plane)
         launch(weight_gradients<T, vector(), kWarpSize>, warp_grid(weights, stream), args);
       else

@@ -19,6 +19,7 @@ void visit_weight_tile(bool tensor_core, DType dtype, Visit&& visit) {
 template <class T, class Tile>
 void launch_weight_gradient(const ExpertsArgs& args, const char* name, const Tensor* grad, const void* left,
                             const void* right, Stream stream) {
+  if (grad == nullptr) return;
   WeightGradientArgs gradient;
   gradient.groups = args.groups;
   gradient.rows = grad->size(1);
@@ -59,7 +60,7 @@ void launch_experts_backward(const ExpertsBackwardCall& call) {
       });
     }
     const ExpertWeights& grads = call.grad_weights;
-    if (grads.down == nullptr) return;
+    if (grads.gate == nullptr && grads.up == nullptr && grads.down == nullptr) return;
     visit_weight_tile(call.tensor_core, dtype, [&](auto type, auto tile) {
       using T = typename decltype(type)::type;
       using Tile = decltype(tile);

@@ -67,11 +67,14 @@ void launch_combine(const CombineCall& call) {
 }
 
 void launch_combine_backward(const CombineBackwardCall& call) {
-  if (call.grad->numel() == 0) return zero(*call.grad_weights);
+  if (call.grad->numel() == 0) {
+    if (call.grad_weights != nullptr) zero(*call.grad_weights);
+    return;
+  }
   metal::run_on_device([&] {
     const metal::Memory grad = metal::input_data("grad", call.grad);
-    run_rows_backward(call, grad, metal::input_data("weights", call.weights));
-    run_weights_backward(call, grad);
+    if (call.grad_expert_output != nullptr) run_rows_backward(call, grad, metal::input_data("weights", call.weights));
+    if (call.grad_weights != nullptr) run_weights_backward(call, grad);
   });
 }
 

@@ -208,7 +208,9 @@ void launch_experts(const ExpertsCall& call) {
 void launch_experts_backward(const ExpertsBackwardCall& call) {
   const ExpertWeights& wanted = call.grad_weights;
   if (call.values->size(0) == 0) {
-    for (const Tensor* gradient : {wanted.gate, wanted.up, wanted.down}) zero(*gradient);
+    for (const Tensor* gradient : {wanted.gate, wanted.up, wanted.down}) {
+      if (gradient != nullptr) zero(*gradient);
+    }
     return;
   }
   metal::run_on_device([&] {
@@ -219,11 +221,10 @@ void launch_experts_backward(const ExpertsBackwardCall& call) {
     const HiddenGradients gradients = run_hidden_backward(rows, weights, call, grad);
     if (call.grad_values != nullptr)
       run_values_backward(rows, weights, gradients, metal::output_data("grad_values", call.grad_values));
-    if (wanted.down == nullptr) return;
     const metal::Memory values = metal::input_data("values", call.values);
-    run_weight_backward(rows, "grad_gate", *wanted.gate, gradients.gate.memory, values);
-    run_weight_backward(rows, "grad_up", *wanted.up, gradients.up.memory, values);
-    run_weight_backward(rows, "grad_down", *wanted.down, grad, gradients.hidden->memory);
+    if (wanted.gate != nullptr) run_weight_backward(rows, "grad_gate", *wanted.gate, gradients.gate.memory, values);
+    if (wanted.up != nullptr) run_weight_backward(rows, "grad_up", *wanted.up, gradients.up.memory, values);
+    if (wanted.down != nullptr) run_weight_backward(rows, "grad_down", *wanted.down, grad, gradients.hidden->memory);
   });
 }
 

@@ -37,7 +37,8 @@ Tensor combine(const Tensor& expert_output, const Tensor& weights, const Tensor&
 }
 
 std::tuple<Tensor, Tensor> combine_backward(const Tensor& grad, const Tensor& expert_output, const Tensor& weights,
-                                            const Tensor& row_slots, const Tensor& slot_rows, bool plane) {
+                                            const Tensor& row_slots, const Tensor& slot_rows, bool plane,
+                                            bool need_expert_output, bool need_weights) {
   constexpr const char* kOp = "combine_backward";
   const int64_t tokens = check_rows_of_tokens(kOp, expert_output, weights, slot_rows);
   check_map(kOp, "row_slots", row_slots, {slot_rows.numel()}, expert_output);
@@ -49,8 +50,11 @@ std::tuple<Tensor, Tensor> combine_backward(const Tensor& grad, const Tensor& ex
   const Tensor factors = as_contiguous(weights);
   const Tensor slots = as_contiguous(row_slots);
   const Tensor map = as_contiguous(slot_rows);
-  const Tensor grad_expert_output = new_empty_like(rows);
-  const Tensor grad_weights = new_empty(rows, shape_of(factors), ScalarType::Float);
+  const auto shape_if = [](bool needed, const Tensor& like) {
+    return needed ? shape_of(like) : std::vector<int64_t>{0};
+  };
+  const Tensor grad_expert_output = new_empty(rows, shape_if(need_expert_output, rows), rows.scalar_type());
+  const Tensor grad_weights = new_empty(rows, shape_if(need_weights, factors), ScalarType::Float);
   CombineBackwardCall call;
   call.grad = &grads;
   call.expert_output = &rows;
@@ -58,9 +62,9 @@ std::tuple<Tensor, Tensor> combine_backward(const Tensor& grad, const Tensor& ex
   call.row_slots = &slots;
   call.slot_rows = &map;
   call.plane = plane;
-  call.grad_expert_output = &grad_expert_output;
-  call.grad_weights = &grad_weights;
-  if (grad_weights.numel() > 0) launch_combine_backward(call);
+  call.grad_expert_output = need_expert_output ? &grad_expert_output : nullptr;
+  call.grad_weights = need_weights ? &grad_weights : nullptr;
+  if (map.numel() > 0 && (need_expert_output || need_weights)) launch_combine_backward(call);
   return {grad_expert_output, grad_weights};
 }
 

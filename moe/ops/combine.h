@@ -26,8 +26,8 @@ struct CombineBackwardCall {
   const Tensor* row_slots = nullptr;      // int32 [R]
   const Tensor* slot_rows = nullptr;      // int32 [T, k]
   bool plane = false;                     // the lanes of a warp share each dot product, instead of one doing it alone
-  const Tensor* grad_expert_output = nullptr;  // [R, H], the expert output's dtype
-  const Tensor* grad_weights = nullptr;        // float32 [T, k]
+  const Tensor* grad_expert_output = nullptr;  // [R, H], the expert output's dtype; optional
+  const Tensor* grad_weights = nullptr;        // float32 [T, k]; optional
 };
 
 void launch_combine(const CombineCall& call);

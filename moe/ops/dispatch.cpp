@@ -18,7 +18,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dispatch(const Tensor
   check_shape(kOp, "indices", indices, {input.size(0), indices.size(1)});
   check_at_most(kOp, "experts", experts, kMost - 1);
   const int64_t rows = indices.numel();
-  if (rows > kMost) fail_check(kOp, "indices", "must have fewer than 2^31 elements, got " + std::to_string(rows));
+  check_row_count(kOp, "indices", indices);
   const Tensor tokens = as_contiguous(input);
   const Tensor chosen = as_contiguous(indices);
   const Tensor values = new_empty(tokens, {rows, tokens.size(1)}, tokens.scalar_type());

@@ -1,6 +1,7 @@
 // Checks that several ops of the family share.
 #pragma once
 
+#include <limits>
 #include <optional>
 
 #include "common/check.h"
@@ -26,6 +27,20 @@ inline void check_indices(const char* op, const char* argument, const Tensor& in
   }
   check_dim(op, argument, indices, 2);
   check_same_device(op, argument, indices, reference);
+}
+
+// Maps count rows in int32.
+inline void check_row_count(const char* op, const char* argument, const Tensor& indices) {
+  if (indices.numel() > std::numeric_limits<int32_t>::max()) {
+    fail_check(op, argument, "must have fewer than 2^31 elements, got " + std::to_string(indices.numel()));
+  }
+}
+
+// Indices count experts in int32.
+inline void check_expert_count(const char* op, const char* argument, const Tensor& logits) {
+  if (logits.size(1) > std::numeric_limits<int32_t>::max()) {
+    fail_check(op, argument, "must have fewer than 2^31 experts, got " + std::to_string(logits.size(1)));
+  }
 }
 
 // One of the maps that dispatch makes.

@@ -102,7 +102,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> experts_backward(const Tensor& grad, 
                                                             const Tensor& expert_offsets, const Tensor& gate,
                                                             const std::optional<Tensor>& up, const Tensor& down,
                                                             const Tensor& gate_projection, const Tensor& up_projection,
-                                                            bool tensor_core, bool need_values, bool need_weights) {
+                                                            bool tensor_core, bool need_values, bool need_gate,
+                                                            bool need_up, bool need_down) {
   constexpr const char* kOp = "experts_backward";
   const CheckedWeights weights = check_weights(kOp, gate, up, down, tensor_core);
   check_rows_of_experts(kOp, "values", values, weights);
@@ -125,9 +126,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> experts_backward(const Tensor& grad, 
   };
   const Tensor grad_values =
       new_empty(rows, need_values ? shape_of(rows) : std::vector<int64_t>{0}, rows.scalar_type());
-  const Tensor grad_gate = empty_gradient(need_weights, gate);
-  const Tensor grad_up = empty_gradient(need_weights && up, up.value_or(gate));
-  const Tensor grad_down = empty_gradient(need_weights, down);
+  const Tensor grad_gate = empty_gradient(need_gate, gate);
+  const Tensor grad_up = empty_gradient(need_up && up, up.value_or(gate));
+  const Tensor grad_down = empty_gradient(need_down, down);
 
   ExpertsBackwardCall call;
   call.tensor_core = tensor_core;
@@ -138,15 +139,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> experts_backward(const Tensor& grad, 
   call.gate_projection = &gates;
   call.up_projection = &ups;
   call.grad_values = need_values ? &grad_values : nullptr;
-  if (!need_weights) {
-    if (need_values && rows.size(0) > 0) launch_experts_backward(call);
-    return {grad_values, grad_gate, grad_up, grad_down};
-  }
   const int64_t intermediate = weights.intermediate();
-  const Tensor gate_part = up ? grad_gate : narrow(grad_gate, 1, 0, intermediate);
-  const Tensor up_part = up ? grad_up : narrow(grad_gate, 1, intermediate, intermediate);
-  call.grad_weights = {&gate_part, &up_part, &grad_down};
-  launch_experts_backward(call);
+  // The halves of what holds both; views of nothing where nobody needs it.
+  const bool halves = need_gate && !up;
+  const Tensor gate_part = halves ? narrow(grad_gate, 1, 0, intermediate) : grad_gate;
+  const Tensor up_part = halves ? narrow(grad_gate, 1, intermediate, intermediate) : grad_up;
+  if (need_gate) call.grad_weights.gate = &gate_part;
+  if (halves || (need_up && up)) call.grad_weights.up = &up_part;
+  if (need_down) call.grad_weights.down = &grad_down;
+  const bool need_weights = need_gate || need_down || call.grad_weights.up;
+  if (need_weights || (need_values && rows.size(0) > 0)) launch_experts_backward(call);
   return {grad_values, grad_gate, grad_up, grad_down};
 }
 
@@ -158,6 +160,7 @@ Tensor fused_experts(const Tensor& input, const Tensor& indices, const Tensor& w
   check_indices(kOp, "indices", indices, input);
   check_at_least(kOp, "the experts of a token", indices.size(1), 1);
   check_shape(kOp, "indices", indices, {input.size(0), indices.size(1)});
+  check_row_count(kOp, "indices", indices);
   check_float_matrix(kOp, "weights", weights);
   check_shape(kOp, "weights", weights, shape_of(indices));
   check_same_device(kOp, "weights", weights, input);

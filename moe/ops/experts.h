@@ -17,8 +17,9 @@ struct ExpertWeights {
 };
 
 // Rows of an expert are expert_offsets[e] to expert_offsets[e + 1], int32; what they hold is not trusted: they are
-// clamped to [0, R] and an end before its start is an empty range. Rows from expert_offsets[E] on come out 0. A row's
-// result has the same bits whatever the other rows are. E, H and I are at least 1, R may be 0.
+// clamped to [0, R], and one that falls counts as the largest before it, so no row belongs to two experts. Rows of no
+// expert, before expert_offsets[0] and from expert_offsets[E] on, come out 0. A row's result has the same bits whatever
+// the other rows are. E, H and I are at least 1, R may be 0.
 struct ExpertsCall {
   bool tensor_core = false;
   const Tensor* values = nullptr;          // [R, H]

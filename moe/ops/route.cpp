@@ -9,6 +9,7 @@ namespace rudnn {
 
 std::tuple<Tensor, Tensor> route(const Tensor& logits, int64_t top_k, bool renormalize) {
   check_float_matrix("route", "logits", logits);
+  check_expert_count("route", "logits", logits);
   check_at_most("route", "top_k", top_k, logits.size(1));
   const Tensor rows = as_contiguous(logits);
   const Tensor indices = new_empty(rows, {rows.size(0), top_k}, ScalarType::Int);

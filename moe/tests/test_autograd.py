@@ -92,7 +92,11 @@ def test_only_what_is_asked_for(kernel, ops, device, operation, subset):
         assert_bits_equal(gradient, everything[name])
     for arguments in recorded.named("experts_backward"):
         assert arguments["need_values"] == ("input" in subset)
-        assert arguments["need_weights"] == bool(WEIGHTS & set(subset))
+        for name in WEIGHTS & inputs.keys():
+            assert arguments[f"need_{name}"] == (name in subset)
+    for arguments in recorded.named("combine_backward"):
+        assert arguments["need_weights"] == bool({"weights", "logits"} & set(subset))
+        assert arguments["need_expert_output"] == bool({"expert_output", "input", *WEIGHTS} & set(subset))
     if operation in WITH_EXPERTS:
         assert bool(recorded.named("experts_backward")) == bool({"input", *WEIGHTS} & set(subset))
         assert bool(recorded.named("selected_router_backward")) == ("logits" in subset)

@@ -151,6 +151,6 @@ def test_ops_do_not_trust_the_maps(ops, device, value):
     combined = ops.combine(rows, weights, slot_rows)
     torch.testing.assert_close(combined[1], weights[1, 0] * rows[2])
     assert_bits_equal(ops.dispatch_backward(rows, slot_rows)[1], rows[2])
-    grad_rows, grad_weights = ops.combine_backward(grad, rows, weights, row_slots, slot_rows, False)
+    grad_rows, grad_weights = ops.combine_backward(grad, rows, weights, row_slots, slot_rows, False, True, True)
     assert not grad_rows[3].any()
     assert grad_weights[1, 1] == 0

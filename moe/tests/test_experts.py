@@ -202,7 +202,9 @@ def test_ops_do_not_trust_the_offsets(ops, device, dtype, strategy, offsets):
     output, *projections = ops.experts_training(values, offsets, *matrices, tensor_core)
     assert output.shape == values.shape
     assert ops.experts(values, offsets, *matrices, tensor_core).shape == values.shape
-    grad_values, *_ = ops.experts_backward(values, values, offsets, *matrices, *projections, tensor_core, True, True)
+    grad_values, *_ = ops.experts_backward(
+        values, values, offsets, *matrices, *projections, tensor_core, True, True, True, True
+    )
     assert grad_values.shape == values.shape
 
 

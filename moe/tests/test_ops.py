@@ -1,5 +1,6 @@
 """The registered ops: schemas, fakes, and what the backward ops leave out."""
 
+import itertools
 import re
 
 import pytest
@@ -21,12 +22,13 @@ SCHEMAS = {
     "dispatch_backward": "(Tensor grad_values, Tensor slot_rows) -> Tensor",
     "combine": "(Tensor expert_output, Tensor weights, Tensor slot_rows) -> Tensor",
     "combine_backward": "(Tensor grad, Tensor expert_output, Tensor weights, Tensor row_slots, Tensor slot_rows, "
-    "bool plane) -> (Tensor, Tensor)",
+    "bool plane, bool need_expert_output, bool need_weights) -> (Tensor, Tensor)",
     "experts": f"(Tensor values, Tensor expert_offsets, {_EXPERTS}, bool tensor_core) -> Tensor",
     "experts_training": f"(Tensor values, Tensor expert_offsets, {_EXPERTS}, bool tensor_core) "
     "-> (Tensor, Tensor, Tensor)",
     "experts_backward": f"(Tensor grad, Tensor values, Tensor expert_offsets, {_EXPERTS}, Tensor gate_projection, "
-    "Tensor up_projection, bool tensor_core, bool need_values, bool need_weights) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor up_projection, bool tensor_core, bool need_values, bool need_gate, bool need_up, bool need_down) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     "fused_experts": f"(Tensor input, Tensor indices, Tensor weights, {_EXPERTS}, bool tensor_core) -> Tensor",
     "gated_activation": "(Tensor input, str activation) -> Tensor",
     "gated_activation_backward": "(Tensor grad, Tensor input, str activation) -> Tensor",
@@ -35,6 +37,8 @@ SCHEMAS = {
 }
 TENSOR_OPS = [name for name in SCHEMAS if name not in ("cpu_isa", "tensor_core_dtypes")]
 BACKWARD_OPS = [name for name in TENSOR_OPS if name.endswith("_backward")]
+
+NEEDS = ("need_expert_output", "need_weights", "need_values", "need_gate", "need_up", "need_down")
 
 SHAPES = [Shape(5, 4, 2, 24, 12), Shape(0, 4, 2, 24, 12), Shape(1, 1, 1, 1, 1)]
 DTYPES = {"f32": F32, "f16": F16, "bf16": BF16}
@@ -80,8 +84,7 @@ def arguments(name, shape, dtype, device, *, optional=True, need=True):
         "activation": "silu" if optional else "gelu",
         "plane": optional,
         "tensor_core": False,
-        "need_values": need,
-        "need_weights": need,
+        **dict.fromkeys(NEEDS, need),
     }
     result = []
     for position, argument in enumerate(SCHEMAS[name][1:].split(") ->")[0].split(", ")):
@@ -184,16 +187,32 @@ def test_a_gradient_that_is_not_needed_is_empty(ops, device, dtype, optional):
     op = ops.experts_backward.default
     values = arguments("experts_backward", SHAPES[0], dtype, device, optional=optional)
     everything = op(*values)
-    for need_values in (True, False):
-        for need_weights in (True, False):
-            found = op(*values[:-2], need_values, need_weights)
-            needed = need_values, need_weights, need_weights and optional, need_weights
-            for wanted, all_wanted, one, expected_dtype in zip(needed, everything, found, (dtype, F32, F32, F32)):
-                assert one.dtype == expected_dtype
-                if wanted:
-                    assert_bits_equal(one, all_wanted)
-                else:
-                    assert one.shape == (0,)
+    for need in itertools.product((True, False), repeat=4):
+        need_values, need_gate, need_up, need_down = need
+        found = op(*values[:-4], *need)
+        needed = need_values, need_gate, need_up and optional, need_down
+        for wanted, all_wanted, one, expected_dtype in zip(needed, everything, found, (dtype, F32, F32, F32)):
+            assert one.dtype == expected_dtype
+            if wanted:
+                assert_bits_equal(one, all_wanted)
+            else:
+                assert one.shape == (0,)
+
+
+@pytest.mark.simt_checked
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("plane", [False, True], ids=["serial", "plane"])
+def test_a_gradient_of_combine_that_is_not_needed_is_empty(ops, device, dtype, plane):
+    op = ops.combine_backward.default
+    values = arguments("combine_backward", SHAPES[0], dtype, device, optional=plane)
+    everything = op(*values)
+    for need in itertools.product((True, False), repeat=2):
+        for wanted, all_wanted, one in zip(need, everything, op(*values[:-2], *need)):
+            assert one.dtype == all_wanted.dtype
+            if wanted:
+                assert_bits_equal(one, all_wanted)
+            else:
+                assert one.shape == (0,)
 
 
 @pytest.mark.parametrize("name", TENSOR_OPS)

@@ -28,9 +28,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> dispatch(const Tensor
 Tensor dispatch_backward(const Tensor& grad_values, const Tensor& slot_rows);
 
 Tensor combine(const Tensor& expert_output, const Tensor& weights, const Tensor& slot_rows);
-// Gradients of the expert output, and float32 of the weights.
+// Gradients of the expert output, and float32 of the weights. Those that are not needed come back with shape (0,).
 std::tuple<Tensor, Tensor> combine_backward(const Tensor& grad, const Tensor& expert_output, const Tensor& weights,
-                                            const Tensor& row_slots, const Tensor& slot_rows, bool plane);
+                                            const Tensor& row_slots, const Tensor& slot_rows, bool plane,
+                                            bool need_expert_output, bool need_weights);
 
 // `up` may be missing: then `gate` is [E, 2 I, H] and holds the rows of gate, followed by those of up.
 Tensor experts(const Tensor& values, const Tensor& expert_offsets, const Tensor& gate, const std::optional<Tensor>& up,
@@ -40,12 +41,13 @@ std::tuple<Tensor, Tensor, Tensor> experts_training(const Tensor& values, const 
                                                     const Tensor& gate, const std::optional<Tensor>& up,
                                                     const Tensor& down, bool tensor_core);
 // Gradients of values, and float32 of gate, up (of shape (0,) where gate holds both) and down. Those that are not
-// needed come back with shape (0,).
+// needed come back with shape (0,); `need_up` says nothing where gate holds both.
 std::tuple<Tensor, Tensor, Tensor, Tensor> experts_backward(const Tensor& grad, const Tensor& values,
                                                             const Tensor& expert_offsets, const Tensor& gate,
                                                             const std::optional<Tensor>& up, const Tensor& down,
                                                             const Tensor& gate_projection, const Tensor& up_projection,
-                                                            bool tensor_core, bool need_values, bool need_weights);
+                                                            bool tensor_core, bool need_values, bool need_gate,
+                                                            bool need_up, bool need_down);
 // Dispatch, experts and combine in one: [T, H].
 Tensor fused_experts(const Tensor& input, const Tensor& indices, const Tensor& weights, const Tensor& gate,
                      const std::optional<Tensor>& up, const Tensor& down, bool tensor_core);

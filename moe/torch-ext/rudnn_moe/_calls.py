@@ -42,7 +42,9 @@ class Saved:
     """Tensors that a backward called by hand needs, which must then be as they were."""
 
     def __init__(self, **tensors: torch.Tensor | None) -> None:
-        self._tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        # A traced graph knows no versions, and whoever runs it keeps its tensors.
+        kept = {} if is_dynamo_compiling() else tensors
+        self._tensors = {name: tensor for name, tensor in kept.items() if tensor is not None}
         self._versions = {name: _version(tensor) for name, tensor in self._tensors.items()}
 
     def check(self, function: str) -> None:
@@ -51,11 +53,13 @@ class Saved:
         Args:
             function: the name of the backward.
         """
+        if is_dynamo_compiling():
+            return
         for name, tensor in self._tensors.items():
             if _version(tensor) != self._versions[name]:
                 raise RuntimeError(f"{function}: {name} has been modified by an inplace operation since the forward")
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Returns the count of changes in place; inference tensors and traced ones have none."""
-    return 0 if is_dynamo_compiling() or tensor.is_inference() else tensor._version
+    """Returns the count of changes in place; inference tensors have none."""
+    return 0 if tensor.is_inference() else tensor._version

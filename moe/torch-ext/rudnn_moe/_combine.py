@@ -49,7 +49,7 @@ def check_gradient(
 
 
 def invert(slot_rows: torch.Tensor) -> torch.Tensor:
-    """Returns the slot of each row, int32 `[R]`, and -1 for a row that is nobody's."""
+    """Returns the slot of each row, int32 `[R]`, and -1 for a row that is nobody's; no row may have two slots."""
     slots = torch.arange(slot_rows.numel(), dtype=torch.int32, device=slot_rows.device)
     rows = slot_rows.flatten().long()
     # One more row takes the slots that have none.
@@ -63,10 +63,15 @@ def _setup_combine(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 def _backward_combine(ctx: Any, grad: torch.Tensor) -> Gradients:
     expert_output, weights, slot_rows = ctx.saved_tensors
+    need_expert_output, need_weights, _ = ctx.needs_input_grad
     grad_expert_output, grad_weights = combine_backward_op(
-        grad, expert_output, weights, invert(slot_rows), slot_rows, False
+        grad, expert_output, weights, invert(slot_rows), slot_rows, False, need_expert_output, need_weights
     )
-    return grad_expert_output, grad_weights.to(weights.dtype), None
+    return (
+        grad_expert_output if need_expert_output else None,
+        grad_weights.to(weights.dtype) if need_weights else None,
+        None,
+    )
 
 
 register_gradient(combine_op, _setup_combine, _backward_combine)
@@ -87,6 +92,11 @@ def _(
     row_slots: torch.Tensor,
     slot_rows: torch.Tensor,
     plane: bool,
+    need_expert_output: bool,
+    need_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_combine_backward("combine_backward", grad, expert_output, weights, row_slots, slot_rows)
-    return expert_output.new_empty(expert_output.shape), weights.new_empty(weights.shape, dtype=torch.float32)
+    return (
+        expert_output.new_empty(expert_output.shape if need_expert_output else (0,)),
+        weights.new_empty(weights.shape if need_weights else (0,), dtype=torch.float32),
+    )

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from ._autograd import Gradients, register_gradient
 from ._calls import Saved, call, register_last_derivative
 from ._combine import check_combine, check_combine_backward, combine_backward_op, combine_op
-from ._errors import REFUSALS, MoeChecks
+from ._errors import INT32_MAX, REFUSALS, MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 from ._options import CombineGradientStrategy, values_of
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 dispatch_op = ops.dispatch.default
 dispatch_backward_op = ops.dispatch_backward.default
-
-_INT32_MAX = 2**31 - 1
 
 
 class CombineGradients(NamedTuple):
@@ -155,7 +153,7 @@ class DispatchedTokens:
         if is_dynamo_compiling():
             check_combine_backward(function, *arguments)
         try:
-            grads = call(combine_backward_op, (*arguments, plane), grad_output, expert_output, weights)
+            grads = call(combine_backward_op, (*arguments, plane, True, True), grad_output, expert_output, weights)
         except REFUSALS:
             check_combine_backward(function, *arguments)
             raise
@@ -167,9 +165,8 @@ def check_dispatch(function: str, input: object, indices: object, experts: int) 
     check = MoeChecks(function)
     rows = check.float_rows("input", input, "T, H")
     chosen = check.indices("indices", indices, "input", rows)
-    check.integer("experts", experts, 1, _INT32_MAX - 1)
-    if chosen.numel() > _INT32_MAX:
-        check.fail("indices", "have fewer than 2^31 elements", chosen)
+    check.integer("experts", experts, 1, INT32_MAX - 1)
+    check.fewer_than_int32("indices", chosen)
     return rows
 
 

@@ -23,6 +23,10 @@ DEVICES = served_devices(add_op_namespace_prefix("route"))
 REFUSALS = (AttributeError, RuntimeError, TypeError, ValueError)
 """What a registered op, or an attempt to call it, raises for arguments that it cannot take."""
 
+SMALLEST_FLOAT32 = 2.0**-149
+
+INT32_MAX = 2**31 - 1
+
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -37,6 +41,13 @@ class MoeChecks(ArgumentChecks):
         number = int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else least - 1
         if number < least or (most is not None and number > most):
             self.fail(name, f"be an integer {f'>= {least}' if most is None else f'from {least} to {most}'}", value)
+        return number
+
+    def positive_float32(self, name: str, value: object) -> float:
+        """Requires a number that is finite and greater than zero in float32, and returns it as a float."""
+        number = self.positive(name, value)
+        if not SMALLEST_FLOAT32 <= number <= torch.finfo(torch.float32).max:
+            self.fail(name, "be finite and > 0 in float32", value)
         return number
 
     def instance(self, name: str, value: object, kind: type) -> None:
@@ -76,6 +87,11 @@ class MoeChecks(ArgumentChecks):
             self.fail(name, "have at least one expert for each token", tensor)
         self.device(name, tensor, other_name, other)
         return tensor
+
+    def fewer_than_int32(self, name: str, value: torch.Tensor) -> None:
+        """Requires no more elements than the int32 maps count."""
+        if value.numel() > INT32_MAX:
+            self.fail(name, "have fewer than 2^31 elements", value)
 
     def map(self, name: str, value: object, shape: tuple[int, ...], other_name: str, other: torch.Tensor) -> None:
         """Requires one of the int32 maps that dispatch makes, on the device of another argument."""

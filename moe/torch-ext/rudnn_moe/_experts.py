@@ -56,7 +56,7 @@ def experts_plan(
     check = MoeChecks("experts_plan")
     if dtype not in FLOAT_DTYPES:
         check.fail("dtype", "be torch.float32, torch.float16 or torch.bfloat16", dtype)
-    if not isinstance(device, torch.device | str) or torch.device(device).type not in DEVICES:
+    if _device_type(device) not in DEVICES:
         check.fail("device", f"be one of {', '.join(sorted(DEVICES))}, which this build serves", device)
     tensor_core = uses_tensor_core("experts_plan", strategy, dtype)
     if tensor_core:
@@ -64,6 +64,14 @@ def experts_plan(
         return ExpertsPlan(GroupedStrategy.TENSOR_CORE, {GroupedStrategy.SCALAR: why})
     why = _why_no_tensor_core(dtype) or "scalar was asked for"
     return ExpertsPlan(GroupedStrategy.SCALAR, {GroupedStrategy.TENSOR_CORE: why})
+
+
+def _device_type(device: object) -> str:
+    """Returns a device's type, or nothing where there is no such device."""
+    try:
+        return torch.device(device).type if isinstance(device, torch.device | str) else ""
+    except RuntimeError:
+        return ""
 
 
 def uses_tensor_core(function: str, strategy: object, dtype: torch.dtype) -> bool:
@@ -158,8 +166,9 @@ class ExpertsCache:
             _check_like_values(function, grad_output, values)
         arguments = grad_output, values, expert_offsets, *self._weights, *self._projections
         try:
+            needs = True, True, True, True
             gradients = call(
-                _experts_backward_op, (*arguments, tensor_core, True, True), grad_output, values, *self._weights
+                _experts_backward_op, (*arguments, tensor_core, *needs), grad_output, values, *self._weights
             )
         except REFUSALS:
             _check_like_values(function, grad_output, values)
@@ -291,8 +300,8 @@ class SwiGluExperts:
         if is_dynamo_compiling():
             self._check_routed(function, input, check_route(function, logits, options))
         try:
+            self._require_fitting(input, logits)
             indices, weights = choose(logits, options)
-            self._require_as_many_experts(logits)
             return mix(input, indices, weights, self.gate, self.up, self.down, tensor_core)
         except REFUSALS:
             self._check_routed(function, input, check_route(function, logits, options))
@@ -326,17 +335,22 @@ class SwiGluExperts:
         if is_dynamo_compiling():
             self._check_routed(function, input, check_route_sigmoid_grouped(function, logits, bias, options))
         try:
+            self._require_fitting(input, logits)
             indices, weights = choose_from_groups(logits, bias, options)
-            self._require_as_many_experts(logits)
             return mix(input, indices, weights, self.gate, self.up, self.down, tensor_core)
         except REFUSALS:
             self._check_routed(function, input, check_route_sigmoid_grouped(function, logits, bias, options))
             raise
 
-    def _require_as_many_experts(self, logits: torch.Tensor) -> None:
-        """Raises where the router knows other experts, which no op would notice."""
-        if logits.shape[1] != self.down.shape[0]:
-            raise ValueError("logits must have as many experts as the weights")
+    def _require_fitting(self, input: torch.Tensor, logits: torch.Tensor) -> None:
+        """Raises before the router is launched where what follows would refuse, or take other experts for its own."""
+        down = self.down
+        if (
+            (*input.shape, *logits.shape) != (logits.shape[0], down.shape[1], input.shape[0], down.shape[0])
+            or input.dtype is not down.dtype
+            or not input.device == logits.device == down.device
+        ):
+            raise ValueError("input and logits must go with the weights")
 
     def _check_routed(self, function: str, input: object, logits: torch.Tensor) -> None:
         check = MoeChecks(function)
@@ -365,13 +379,15 @@ def mix(
 ) -> torch.Tensor:
     """Returns each token's experts' results, weighted and summed, with no words for a refusal."""
     if not gradient_needed(input, weights, gate, up, down):
-        arguments = input, indices, weights, gate, up, down, tensor_core
+        fused_arguments = input, indices, weights, gate, up, down, tensor_core
         if is_dynamo_compiling():
-            return _fused_experts_op(*arguments)
+            return _fused_experts_op(*fused_arguments)
         with below_autograd():
-            return _fused_experts_op(*arguments)
+            return _fused_experts_op(*fused_arguments)
     values, expert_offsets, *_, slot_rows = dispatch_op(input, indices, down.shape[0])
-    output, _, _ = _experts_training_op(values, expert_offsets, gate, up, down, tensor_core)
+    arguments = values, expert_offsets, gate, up, down, tensor_core
+    trained = gradient_needed(input, gate, up, down)
+    output = _experts_training_op(*arguments)[0] if trained else _experts_op(*arguments)
     return combine_op(output, weights, slot_rows)
 
 
@@ -422,6 +438,7 @@ def check_mix(function: str, input: object, indices: object, weights: object, do
     check = MoeChecks(function)
     rows = check_rows(check, "input", input, down)
     chosen = check.indices("indices", indices, "input", rows)
+    check.fewer_than_int32("indices", chosen)
     factors = check.float_tensor("weights", weights)
     if factors.shape != chosen.shape:
         check.fail("weights", f"have the shape {tuple(chosen.shape)} of indices", factors)
@@ -464,9 +481,8 @@ def _gradients(grad: torch.Tensor, tensors: Any, projections: Any, tensor_core: 
     """Returns the gradients of the arguments of the ops `experts` and `experts_training`, the flag's included."""
     _, _, gate, up, down = tensors
     need_values, _, need_gate, need_up, need_down, _ = needed
-    need_weights = need_gate or need_up or need_down
     grad_values, grad_gate, grad_up, grad_down = _experts_backward_op(
-        grad, *tensors, *projections, tensor_core, need_values, need_weights
+        grad, *tensors, *projections, tensor_core, need_values, need_gate, need_up, need_down
     )
     return (
         grad_values if need_values else None,
@@ -489,9 +505,15 @@ def _backward_fused_experts(ctx: Any, grad: torch.Tensor) -> Gradients:
     values, expert_offsets, _, _, row_slots, slot_rows = dispatch_op(input, indices, down.shape[0])
     tensors = values, expert_offsets, gate, up, down
     output, *projections = _experts_training_op(*tensors, ctx.tensor_core)
-    grad_output, grad_weights = combine_backward_op(grad, output, weights, row_slots, slot_rows, False)
+    need_output = need_input or any(need_experts)
+    grad_output, grad_weights = combine_backward_op(
+        grad, output, weights, row_slots, slot_rows, False, need_output, need_weights
+    )
     needed = need_input, False, *need_experts, False
-    grad_values, _, *grad_experts, _ = _gradients(grad_output, tensors, projections, ctx.tensor_core, needed)
+    gradients: Gradients = (None,) * 6
+    if need_output:
+        gradients = _gradients(grad_output, tensors, projections, ctx.tensor_core, needed)
+    grad_values, _, *grad_experts, _ = gradients
     return (
         None if grad_values is None else dispatch_backward_op(grad_values, slot_rows),
         None,
@@ -561,7 +583,9 @@ def _(
     up_projection: torch.Tensor,
     tensor_core: bool,
     need_values: bool,
-    need_weights: bool,
+    need_gate: bool,
+    need_up: bool,
+    need_down: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     check = _check_op("experts_backward", values, expert_offsets, gate, up, down)
     check.like("grad", grad, "values", values)
@@ -570,11 +594,12 @@ def _(
         check.shape(name, projection, (values.shape[0], down.shape[2]))
         check.device(name, projection, "values", values)
 
-    def gradient(weight: torch.Tensor | None) -> torch.Tensor:
-        shape = weight.shape if need_weights and weight is not None else (0,)
+    def gradient(needed: bool, weight: torch.Tensor | None) -> torch.Tensor:
+        shape = weight.shape if needed and weight is not None else (0,)
         return values.new_empty(shape, dtype=torch.float32)
 
-    return values.new_empty(values.shape if need_values else (0,)), gradient(gate), gradient(up), gradient(down)
+    grad_weights = gradient(need_gate, gate), gradient(need_up, up), gradient(need_down, down)
+    return values.new_empty(values.shape if need_values else (0,)), *grad_weights
 
 
 @torch.library.register_fake(add_op_namespace_prefix("fused_experts"))

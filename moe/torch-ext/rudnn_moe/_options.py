@@ -93,7 +93,7 @@ class GroupRoutingOptions:
             top_k=check.integer("top_k", self.top_k, 1, MAX_GROUPED_TOP_K),
             groups=groups,
             selected_groups=check.integer("selected_groups", self.selected_groups, 1, groups),
-            scale=check.positive("scale", self.scale),
+            scale=check.positive_float32("scale", self.scale),
         )
 
 
@@ -118,7 +118,7 @@ class RouterWeightOptions:
         check = MoeChecks("RouterWeightOptions")
         check.choice("scoring", self.scoring, values_of(RouterScoring))
         check.flag("renormalize", self.renormalize)
-        _set(self, scoring=RouterScoring(self.scoring), scale=check.positive("scale", self.scale))
+        _set(self, scoring=RouterScoring(self.scoring), scale=check.positive_float32("scale", self.scale))
 
 
 def values_of(enumeration: type[Enum]) -> tuple[str, ...]:

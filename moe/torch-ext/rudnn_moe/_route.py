@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from . import reference
 from ._autograd import Gradients, register_gradient
 from ._calls import call
-from ._errors import REFUSALS, MoeChecks
+from ._errors import INT32_MAX, REFUSALS, MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 from ._options import RouterScoring, RouterWeightOptions, RoutingOptions
 from ._plan import RoutingPlan
@@ -51,6 +51,8 @@ def route(logits: torch.Tensor, options: RoutingOptions) -> RoutingPlan:
 
 def choose(logits: torch.Tensor, options: RoutingOptions) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns indices and weights as `route` does, with no words for a refusal."""
+    if not isinstance(options, RoutingOptions):
+        raise TypeError("options must be RoutingOptions")
     return call(_route_op, (logits, options.top_k, options.renormalize), logits)
 
 
@@ -65,6 +67,8 @@ def check_route(function: str, logits: object, options: object) -> torch.Tensor:
 def _check_op(function: str, logits: object, top_k: int) -> torch.Tensor:
     check = MoeChecks(function)
     rows = check.float_rows("logits", logits, "T, E")
+    if rows.shape[1] > INT32_MAX:
+        check.fail("logits", "have fewer than 2^31 experts", rows)
     if rows.shape[1] < max(top_k, 1):
         check.fail("logits", f"have at least {max(top_k, 1)} experts, the options' top_k", rows)
     return rows

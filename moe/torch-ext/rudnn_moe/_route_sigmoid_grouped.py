@@ -56,6 +56,8 @@ def choose_from_groups(
     logits: torch.Tensor, bias: torch.Tensor | None, options: GroupRoutingOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns indices and weights as `route_sigmoid_grouped` does, with no words for a refusal."""
+    if not isinstance(options, GroupRoutingOptions):
+        raise TypeError("options must be GroupRoutingOptions")
     sizes = options.top_k, options.groups, options.selected_groups
     flags = options.group_top_two, options.renormalize
     return call(_route_sigmoid_grouped_op, (logits, bias, *sizes, *flags, options.scale), logits)

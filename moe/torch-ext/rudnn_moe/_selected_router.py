@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ._autograd import Gradients, register_gradient
 from ._calls import call, register_last_derivative
-from ._errors import REFUSALS, MoeChecks
+from ._errors import INT32_MAX, REFUSALS, MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 from ._options import RouterWeightOptions
 
@@ -100,6 +100,8 @@ def gradient_of(
 
 def _unpack(options: RouterWeightOptions) -> tuple[str, bool, float]:
     """Returns options as the ops take them."""
+    if not isinstance(options, RouterWeightOptions):
+        raise TypeError("options must be RouterWeightOptions")
     return options.scoring.value, options.renormalize, options.scale
 
 
@@ -117,6 +119,8 @@ def _check_selection(function: str, logits: object, indices: object) -> tuple[to
     check = MoeChecks(function)
     rows = check.float_rows("logits", logits, "T, E")
     chosen = check.indices("indices", indices, "logits", rows)
+    if rows.shape[1] > INT32_MAX:
+        check.fail("logits", "have fewer than 2^31 experts", rows)
     most = min(MAX_SELECTED, rows.shape[1])
     if chosen.shape[1] > most:
         check.fail("indices", f"have at most {most} experts for each of the logits' rows", chosen)

@@ -19,6 +19,8 @@ _SILU = ("SiLU", "SiLUActivation")
 
 _REQUIRED = (("has_gate", True), ("has_bias", False), ("has_post_expert_norm", False))
 
+_READ = ("gate_up_proj", "down_proj", "act_fn", "is_concatenated", "is_transposed")
+
 Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 
 
@@ -59,10 +61,10 @@ def experts_forward(
         MoeError: for an argument that is not as described, or experts with a bias, another activation, no gate, a gate
             of their own or a norm behind.
     """
-    gate, up, down = _weights(self)
     if is_dynamo_compiling():
         _check(self, hidden_states, top_k_index, top_k_weights)
     try:
+        gate, up, down = _weights(self)
         tensor_core = uses_tensor_core(_FUNCTION, GroupedStrategy.AUTO, down.dtype)
         if hidden_states.dtype == down.dtype:
             return mix(hidden_states, top_k_index, top_k_weights, gate, up, down, tensor_core)
@@ -103,6 +105,9 @@ def require_silu(function: str, module: Experts) -> None:
 
 
 def _check(module: Experts, hidden_states: object, top_k_index: object, top_k_weights: object) -> None:
+    for name in _READ:
+        if not hasattr(module, name):
+            MoeChecks(_FUNCTION).fail("self", f"have the attribute {name}", type(module).__name__)
     gate, up, down = _weights(module)
     check_weights(_FUNCTION, gate, up, down)
     check = MoeChecks(_FUNCTION)

@@ -175,19 +175,22 @@ def experts(
     """`down[e] (silu(gate[e] x) * (up[e] x))` for the rows x of each expert e, which expert_offsets delimits.
 
     values is `[R, H]`, expert_offsets `[E + 1]`, gate and up are `[E, I, H]`, down is `[E, H, I]`, the result `[R, H]`.
-    Without up, gate is `[E, 2 I, H]` and holds the rows of both. Rows after the last expert's are 0. Shazeer: GLU
+    Without up, gate is `[E, 2 I, H]` and holds the rows of both. Rows of no expert are 0. Shazeer: GLU
     Variants Improve Transformer (2020).
     """
     gate, up = gate.chunk(2, 1) if up is None else (gate, up)
     rows = values.shape[0]
-    bounds = expert_offsets.clamp(0, rows).tolist()
+    # Offsets that fall are ranges without rows: no row belongs to two experts.
+    bounds = expert_offsets.clamp(0, rows).cummax(0).values.tolist()
     parts = []
     for expert, (begin, end) in enumerate(itertools.pairwise(bounds)):
         x = values[begin:end].to(compute_dtype)
         weights = (weight[expert].to(compute_dtype) for weight in (gate, up, down))
         parts.append(_swiglu(x, *weights))
-    tail = values.new_zeros(rows - bounds[-1], values.shape[1], dtype=compute_dtype)
-    return _round(torch.cat([*parts, tail]), values.dtype)
+    nobodys = (
+        values.new_zeros(count, values.shape[1], dtype=compute_dtype) for count in (bounds[0], rows - bounds[-1])
+    )
+    return _round(torch.cat([next(nobodys), *parts, next(nobodys)]), values.dtype)
 
 
 def mixture(
