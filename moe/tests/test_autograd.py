@@ -392,6 +392,23 @@ def test_direct_calls_of_ops_have_gradients(kernel, ops, device, name, fused_gat
         assert gradient.dtype == F32
 
 
+def test_frozen_experts_keep_no_projections(kernel, ops, device):
+    """Where only the router learns, nothing is kept of the experts but their output."""
+    inputs = without_grad(FORWARD.inputs(device=device), {"logits"})
+    with RecordedOps(ops) as recorded:
+        FORWARD.run(kernel, inputs)
+    assert recorded.named("experts")
+    assert not recorded.named("experts_training")
+
+
+def test_nothing_is_launched_for_what_will_be_refused(kernel, ops, device):
+    inputs = FORWARD.inputs(device=device)
+    for name, wrong in (("input", inputs["input"].half()), ("logits", inputs["logits"][:, :-1])):
+        with RecordedOps(ops) as recorded, pytest.raises(kernel.MoeError):
+            FORWARD.run(kernel, {**inputs, name: wrong})
+        assert not recorded.calls
+
+
 @pytest.mark.parametrize("renormalize", [False, True])
 def test_more_choices_than_the_backward_op_takes(kernel, device, renormalize):
     """`route` has no bound on top_k; the gradient is then computed in plain PyTorch."""

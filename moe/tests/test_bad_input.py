@@ -387,6 +387,19 @@ def test_options(kernel, device, function, options):
     assert_refused(kernel, function, "options", get(kernel, values), arguments)
 
 
+@pytest.mark.parametrize("function", WITH_OPTIONS)
+def test_options_of_another_function(kernel, device, function):
+    """They have some fields of the same name, and are refused all the same."""
+    values = tensors(device)
+    get, make, _ = FUNCTIONS[function]
+    arguments = make(kernel, values)
+    every = [getattr(kernel, cls)(**good) for cls, good in GOOD_OPTIONS.items()]
+    for options in every:
+        if type(options) is not type(arguments["options"]):
+            changed = {**arguments, "options": options}
+            assert_refused(kernel, function, "options", get(kernel, values), changed)
+
+
 @pytest.mark.parametrize("function", [name for name in FUNCTIONS if name.startswith("SwiGluExperts.")])
 @pytest.mark.parametrize("strategy", ["", "SCALAR", "tensor-core", None, 1, b"scalar"])
 def test_strategies(kernel, device, function, strategy):
@@ -489,6 +502,8 @@ BAD_SCALES = {
     "complex": 1 + 0j,
     "tensor": torch.tensor(1.0),
     "too_large_for_a_float": 10**400,
+    "too_large_for_float32": 1e39,
+    "zero_in_float32": 1e-46,
 }
 OPTIONS = {
     "RoutingOptions": {"top_k": BAD_COUNTS, "renormalize": BAD_FLAGS},
@@ -545,6 +560,7 @@ def test_options_are_values(kernel):
         ((torch.float64, "cpu"), "dtype"),
         ((F32, "xpu"), "device"),
         ((F32, None), "device"),
+        ((F32, "nonsense"), "device"),
         ((F32, "cpu", "fast"), "strategy"),
     ],
 )
@@ -575,6 +591,32 @@ def test_experts_of_other_kinds_are_refused(kernel, device, change, argument):
     }
     call = kernel.experts_forward
     assert_refused(kernel, "experts_forward", argument, call, {"self": module, **arguments})
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj", "down_proj", "act_fn", "is_concatenated", "is_transposed"])
+def test_modules_that_are_no_experts_are_refused(kernel, device, name):
+    values = tensors(device)
+    module = Experts(values)
+    delattr(module, name)
+    with pytest.raises(kernel.MoeError, match=f"experts_forward: self must have the attribute {name}, got "):
+        kernel.experts_forward(module, values["input"], values["indices"], values["weights"])
+
+
+def test_more_than_32_bits_of_experts_or_rows_are_refused(kernel, ops, device):
+    """Maps and indices are int32; views without memory of their own tell."""
+    wide = torch.zeros(1, 1, device=device).expand(1, 2**31)
+    with pytest.raises(kernel.MoeError, match="logits must have fewer than 2\\^31 experts"):
+        kernel.route(wide, kernel.RoutingOptions(2))
+    indices = torch.zeros(1, 2, dtype=torch.int32, device=device)
+    with pytest.raises(kernel.MoeError, match="logits must have fewer than 2\\^31 experts"):
+        kernel.selected_router_weights(wide, indices, kernel.RouterWeightOptions())
+    many = torch.zeros(1, 1, dtype=torch.int32, device=device).expand(1, 2**31)
+    with pytest.raises(RuntimeError, match="indices must have fewer than 2\\^31 elements"):
+        ops.dispatch(torch.ones(1, 8, device=device), many, 4)
+    weights = make_weights(SIZES, F32, device, 3)
+    factors = torch.zeros(1, 1, device=device).expand(1, 2**31)
+    with pytest.raises(RuntimeError, match="indices must have fewer than 2\\^31 elements"):
+        ops.fused_experts(torch.ones(1, 8, device=device), many, factors, *weights.values(), False)
 
 
 def test_experts_that_gate_in_their_own_way_are_refused(kernel, device):

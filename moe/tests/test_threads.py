@@ -49,6 +49,13 @@ def test_any_number_of_threads(kernel, device, operation, dtype, shape):
     assert_any_number_of_threads(kernel, operation, inputs)
 
 
+@for_each(*WITHOUT_EXPERTS)
+def test_any_number_of_threads_for_many_short_tokens(kernel, device, operation):
+    only_on_the_cpu(device, "the threads are its own")
+    inputs = operation.inputs(Shape(20000, 5, 2, 1, 1), device=device, requires_grad=True)
+    assert_any_number_of_threads(kernel, operation, inputs)
+
+
 @for_each(*WITH_EXPERTS)
 @by_strategy
 @pytest.mark.parametrize("shape", SHAPES)

@@ -346,7 +346,9 @@ class SwiGluExperts:
         """Raises before the router is launched where what follows would refuse, or take other experts for its own."""
         down = self.down
         if (
-            (*input.shape, *logits.shape) != (logits.shape[0], down.shape[1], input.shape[0], down.shape[0])
+            logits.dim() != 2
+            or logits.shape[1] != down.shape[0]
+            or input.shape != (logits.shape[0], down.shape[1])
             or input.dtype is not down.dtype
             or not input.device == logits.device == down.device
         ):

@@ -187,10 +187,8 @@ def experts(
         x = values[begin:end].to(compute_dtype)
         weights = (weight[expert].to(compute_dtype) for weight in (gate, up, down))
         parts.append(_swiglu(x, *weights))
-    nobodys = (
-        values.new_zeros(count, values.shape[1], dtype=compute_dtype) for count in (bounds[0], rows - bounds[-1])
-    )
-    return _round(torch.cat([next(nobodys), *parts, next(nobodys)]), values.dtype)
+    zeros = values.new_zeros(rows, values.shape[1], dtype=compute_dtype)
+    return _round(torch.cat([zeros[: bounds[0]], *parts, zeros[bounds[-1] :]]), values.dtype)
 
 
 def mixture(
