@@ -83,12 +83,14 @@ def test_the_chain_and_autograd_have_the_same_bits(kernel, device, fused):
 @pytest.mark.small
 @by_strategy
 def test_the_forward_does_not_bind_the_backward(kernel, device, dtype, strategy):
-    inputs = FORWARD.inputs(RAGGED, dtype, device=device)
-    _, found, _ = chain(kernel, inputs, "scalar", backward_strategy=strategy, combine_strategy="plane")
-    _, other, _ = chain(kernel, inputs, strategy, backward_strategy=strategy)
+    inputs = FORWARD.inputs(RAGGED, dtype, device=device, requires_grad=True)
+    detached = {name: tensor.detach() for name, tensor in inputs.items()}
+    _, found, grad = chain(kernel, detached, "scalar", backward_strategy=strategy, combine_strategy="plane")
+    exact_output, leaves = FORWARD.run_exact(kernel, inputs)
+    exact = gradients(exact_output, leaves, grad.cpu().double())
+    plain = gradients(FORWARD.plain(inputs), inputs, grad)
     for name, gradient in found.items():
-        spread = 40 * torch.finfo(dtype).eps * other[name].abs().max()
-        assert (gradient - other[name]).abs().max() <= spread, name
+        assert_close_to_exact(gradient.to(dtype), exact[name], plain[name])
 
 
 @pytest.mark.small
@@ -221,6 +223,38 @@ def test_an_infinite_token_stays_infinite(ops, device, dtype, strategy, intermed
     output = ops.experts(values, offsets, gate, gate, down, strategy == "tensor_core")
     assert output[1].isposinf().all()
     assert output[[0, 2]].isfinite().all()
+
+
+@pytest.mark.small
+@by_strategy
+@pytest.mark.parametrize("gap", [1, 3, 16], ids=lambda gap: f"{gap}_elements_between_experts")
+def test_packed_matrices_at_any_distance(kernel, device, dtype, strategy, gap):
+    """Each expert's matrix is dense, but where the next one begins is not aligned."""
+    inputs = FORWARD.inputs(RAGGED, dtype, device=device, requires_grad=True)
+
+    def apart(weight):
+        experts, rows, columns = weight.shape
+        storage = torch.full((experts, rows * columns + gap), torch.nan, dtype=dtype, device=device)
+        view = storage[:, : rows * columns].unflatten(1, (rows, columns))
+        return view.copy_(weight.detach()).requires_grad_()
+
+    spread = {name: apart(tensor) if tensor.dim() == 3 else tensor for name, tensor in inputs.items()}
+    output, expected = (FORWARD.run(kernel, each, strategy=strategy) for each in (spread, inputs))
+    assert_bits_equal(output.detach(), expected.detach())
+    grad = random_gradient(output)
+    found = gradients(output, spread, grad)
+    for name, gradient in gradients(expected, inputs, grad).items():
+        assert_bits_equal(found[name], gradient)
+
+
+@pytest.mark.small
+@by_strategy
+def test_one_matrix_for_all_experts(kernel, device, dtype, strategy):
+    """Expanded weights, with a stride of 0 from expert to expert."""
+    inputs = FORWARD.inputs(RAGGED, dtype, device=device)
+    same = {name: t[:1].expand(t.shape) if t.dim() == 3 else t for name, t in inputs.items()}
+    dense = {name: tensor.contiguous() for name, tensor in same.items()}
+    assert_bits_equal(FORWARD.run(kernel, same, strategy=strategy), FORWARD.run(kernel, dense, strategy=strategy))
 
 
 @pytest.mark.small
