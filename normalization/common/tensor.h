@@ -72,8 +72,8 @@ inline std::vector<int64_t> shape_of(const Tensor& tensor) {
 }
 
 // GPU kernels move up to 16 bytes at a time where rows are multiples of that (on Metal four elements, so 8 bytes too),
-// and share them out accordingly. So that a view into the middle of a storage gives the same bits as its copy, such rows
-// must start where those of fresh tensors do.
+// and share them out accordingly. So that a view into the middle of a storage gives the same bits as its copy, such
+// rows must start where those of fresh tensors do.
 inline bool is_aligned(const Tensor& tensor) {
 #if defined(CPU_KERNEL)
   static_cast<void>(tensor);
