@@ -45,7 +45,8 @@ struct ExpertsBackwardCall {
 };
 
 // output[t] = the sum over j of weights[t, j] * expert(indices[t, j])(input[t]), summed in float32 in an order that
-// depends on the token's own choices only, rounded once. An index outside [0, E) adds nothing.
+// depends on the token's own choices only, rounded once; on CUDA each expert's result is rounded before it is weighted.
+// An index outside [0, E) adds nothing.
 struct FusedExpertsCall {
   bool tensor_core = false;
   const Tensor* input = nullptr;    // [T, H], T >= 1
