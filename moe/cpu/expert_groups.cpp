@@ -53,7 +53,7 @@ int64_t blocks_of(const std::vector<ExpertGroup>& groups) {
 }
 
 void clear_other_rows(const std::vector<ExpertGroup>& groups, const Tensor* output) {
-  if (output == nullptr) return;
+  if (output == nullptr || output->numel() == 0) return;
   const int64_t rows = output->size(0);
   const size_t row_bytes = static_cast<size_t>(output->size(1)) * output->element_size();
   auto* data = static_cast<char*>(output->mutable_data_ptr());
