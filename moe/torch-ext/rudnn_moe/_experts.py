@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +22,11 @@ _experts_op = ops.experts.default
 _experts_training_op = ops.experts_training.default
 _experts_backward_op = ops.experts_backward.default
 _fused_experts_op = ops.fused_experts.default
+
+_tensor_core_names = ops.tensor_core_dtypes().split(",")
+
+TENSOR_CORE_DTYPES = tuple(dtype for dtype in FLOAT_DTYPES if dtype_name(dtype) in _tensor_core_names)
+"""What the hardware at hand has matrix units for."""
 
 
 class ExpertsPlan(NamedTuple):
@@ -77,7 +81,7 @@ def _device_type(device: object) -> str:
 def uses_tensor_core(function: str, strategy: object, dtype: torch.dtype) -> bool:
     """Tells whether a strategy means matrix units; a refusal names the function."""
     if strategy == "auto":
-        return dtype in tensor_core_dtypes()
+        return dtype in TENSOR_CORE_DTYPES
     check = MoeChecks(function)
     check.choice("strategy", strategy, values_of(GroupedStrategy))
     reason = _why_no_tensor_core(dtype)
@@ -88,23 +92,10 @@ def uses_tensor_core(function: str, strategy: object, dtype: torch.dtype) -> boo
 
 def _why_no_tensor_core(dtype: torch.dtype) -> str:
     """Returns why `tensor_core` is not supported, or nothing."""
-    supported = tensor_core_dtypes()
-    if dtype in supported:
+    if dtype in TENSOR_CORE_DTYPES:
         return ""
-    names = " and ".join(map(dtype_name, supported)) or "no dtype"
+    names = " and ".join(map(dtype_name, TENSOR_CORE_DTYPES)) or "no dtype"
     return f"the matrix units here multiply {names}, not {dtype_name(dtype)}"
-
-
-@torch.compiler.assume_constant_result
-def tensor_core_dtypes() -> tuple[torch.dtype, ...]:
-    """Returns the dtypes that the hardware at hand has matrix units for."""
-    return _asked_tensor_core_dtypes()
-
-
-@cache
-def _asked_tensor_core_dtypes() -> tuple[torch.dtype, ...]:
-    names = ops.tensor_core_dtypes().split(",")
-    return tuple(dtype for dtype in FLOAT_DTYPES if dtype_name(dtype) in names)
 
 
 class ExpertGradients(NamedTuple):

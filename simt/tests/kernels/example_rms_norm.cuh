@@ -8,18 +8,6 @@ namespace rudnn {
 
 constexpr int kRmsNormThreads = 128;
 
-// N neighbouring elements, widened, in loads of at most 16 bytes.
-template <int N, class T>
-__device__ __forceinline__ void load_floats(float (&out)[N], const T* in) {
-  constexpr int kPerLoad = N * sizeof(T) <= 16 ? N : 16 / sizeof(T);
-#pragma unroll
-  for (int i = 0; i < N; i += kPerLoad) {
-    const auto part = load_vec<kPerLoad>(in + i);
-#pragma unroll
-    for (int j = 0; j < kPerLoad; ++j) out[i + j] = to_float(part[j]);
-  }
-}
-
 // Combines one value of each of the kThreads threads of a row; all of them call and receive the result. A row of more
 // than a warp is a whole block and costs two barriers and 4 bytes of shared memory a warp.
 template <int kThreads, class Op>
