@@ -62,10 +62,11 @@ def _moves(ops: ModuleType, name: str, dtype: torch.dtype, width: int) -> Iterat
     yield f"dispatch {name}, forward", lambda: ops.dispatch(tokens, indices, EXPERTS)
     yield f"dispatch {name}, backward", lambda: ops.dispatch_backward(values, slot_rows)
     yield f"combine {name}, forward", lambda: ops.combine(values, weights, slot_rows)
+    maps = row_slots, slot_rows
     for plane, strategy in enumerate(("serial", "plane")):
         yield (
             f"combine {name}, backward, {strategy}",
-            lambda plane=bool(plane): ops.combine_backward(tokens, values, weights, row_slots, slot_rows, plane),
+            lambda plane=bool(plane): ops.combine_backward(tokens, values, weights, *maps, plane, True, True),
         )
     both = torch.randn(8, 2 * width).to(dtype)
     yield f"gated_activation {name}, forward", lambda: ops.gated_activation(both, "silu")
@@ -91,5 +92,5 @@ def _experts(
     _, *projections = ops.experts_training(*arguments, tensor_core)
     yield (
         f"experts {name}, backward",
-        lambda: ops.experts_backward(grad, *arguments, *projections, tensor_core, True, True),
+        lambda: ops.experts_backward(grad, *arguments, *projections, tensor_core, True, True, True, True),
     )
