@@ -66,7 +66,7 @@ EXPERT_SHAPES = [
     _checked("whole_tiles", 32, 2, 1, 64, 32),
     _checked("one_past_a_tile", 33, 1, 1, 33, 17),
     _checked("partial_tiles", 37, 4, 2, 40, 24),
-    _checked("many_steps_of_a_wide_tile", 140, 1, 1, 136, 72),
+    _checked("many_steps_of_a_wide_tile", 140, 1, 1, 136, 24),
     _small("second_tiles_everywhere", 140, 1, 1, 136, 72),
     _checked("stages_used_again", 34, 1, 1, 200, 24),
     pytest.param(Shape(129, 8, 2, 160, 96), id="several_blocks"),
