@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from devtools import cuda
+from devtools import cuda, cuda_toolkit
 from devtools.errors import Failure
 from devtools.families import Component
 from devtools.ninja import NinjaFile
@@ -58,7 +58,7 @@ def _add_rules(file: NinjaFile) -> None:
     # The compiler's output is shown in full if it fails, else without the lines that are wanted in the file.
     file.rule(
         "compile_cuda",
-        f"{toolchain.nvcc() or 'nvcc'} $flags -MMD -MF $out.d -MT $out -c $in -o $out 2> $out.ptxas && "
+        f"{cuda_toolkit.nvcc() or 'nvcc'} $flags -MMD -MF $out.d -MT $out -c $in -o $out 2> $out.ptxas && "
         f"{{ grep -Ev '{_PTXAS_TOLD}' $out.ptxas || true; }} || {{ cat $out.ptxas; exit 1; }}",
         description="compile $name",
         depfile="$out.d",
@@ -94,8 +94,8 @@ def _add_variant(file: NinjaFile, variant: Variant) -> None:
     if profile.portable:
         objects.append(_compatibility_object())
     if profile.architectures:
-        home = toolchain.cuda_home()
-        libraries += [f"-L{home}/lib64", f"-L{home}/lib", f"-l:libcudart.so.{toolchain.CUDA_MAJOR}"]
+        home = cuda_toolkit.cuda_home()
+        libraries += [f"-L{home}/lib64", f"-L{home}/lib", f"-l:libcudart.so.{cuda_toolkit.CUDA_MAJOR}"]
     if profile.bench:
         libraries += toolchain.engine_link_flags(ENGINE)
         implicit.append(ENGINE)
@@ -208,7 +208,7 @@ def ptx_of(variant: Variant, units: Collection[str]) -> list[str]:
     for component in variant.components:
         flags = [flag for flag in _nvcc_flags(variant, component) if not flag.startswith(("-gencode", "-Xptxas"))]
         for unit in [each for each in component.units if each in units]:
-            command = [toolchain.nvcc() or "nvcc", *flags, f"-arch=compute_{oldest}", "--ptx", "-o", "-"]
+            command = [cuda_toolkit.nvcc() or "nvcc", *flags, f"-arch=compute_{oldest}", "--ptx", "-o", "-"]
             done = subprocess.run([*command, str(variant.family.directory / unit)], stdout=subprocess.PIPE, text=True)
             if done.returncode:
                 raise Failure(f"{variant.family.title}/{unit} could not be compiled to PTX, see above")
@@ -230,7 +230,7 @@ def _torch_flags(variant: Variant) -> list[str]:
         flags.append(f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#018x}")
     else:
         flags += ["-isystem", str(headers / "torch/csrc/api/include")]
-    return flags + (toolchain.cuda_flags() if profile.backend == "cuda" else [])
+    return flags + (cuda_toolkit.include_flags() if profile.backend == "cuda" else [])
 
 
 def _compile(file: NinjaFile, source: Path, output: Path, flags: Sequence[str], name: str = "") -> None:

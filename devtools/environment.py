@@ -13,10 +13,10 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from devtools import cuda_toolkit
 from devtools.errors import Failure
 from devtools.locking import exclusive
 from devtools.project import CACHE, ROOT, VENV
-from simt import toolchain
 
 MINIMUM_COMPILER = 11
 BUILD_SPACE = 500 << 20
@@ -138,8 +138,8 @@ def _holds(stamp: Path, digest: str) -> bool:
 
 def _machine_has_cuda() -> bool:
     """Returns whether there is a toolkit outside the virtual environment, where packages hold parts of one."""
-    home = toolchain.cuda_home()
-    return home is not None and not home.resolve().is_relative_to(VENV.resolve()) and toolchain.nvcc() is not None
+    home = cuda_toolkit.cuda_home()
+    return home is not None and not home.resolve().is_relative_to(VENV.resolve()) and cuda_toolkit.nvcc() is not None
 
 
 def _install() -> None:
@@ -164,7 +164,7 @@ def _install() -> None:
 
 def _install_cuda() -> None:
     check_space(CUDA_SPACE, "the CUDA compiler")
-    print(f"dev: no CUDA {toolchain.CUDA_MAJOR} toolkit was found, installing {CUDA_REQUIREMENTS}", flush=True)
+    print(f"dev: no CUDA {cuda_toolkit.CUDA_MAJOR} toolkit was found, installing {CUDA_REQUIREMENTS}", flush=True)
     _CUDA_STAMP.unlink(missing_ok=True)
     install([str(_PYTHON), "-m", "pip", "install", "--no-deps", "-r", str(ROOT / CUDA_REQUIREMENTS)])
     _CUDA_STAMP.write_text(cuda_requirements_digest())

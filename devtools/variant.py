@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from devtools import cuda
+from devtools import cuda, cuda_toolkit
 from devtools.configuration import rust
 from devtools.cuda import NVCC_FLAGS
 from devtools.errors import Failure
 from devtools.families import Component, Family
 from devtools.project import CACHE, ROOT, relative
-from simt import toolchain
 
 # -fno-gnu-unique: a function's static variable must not be shared with another kernel that has a function of that name.
 # -Wno-maybe-uninitialized: up to version 12, GCC's own AVX-512 intrinsics set it off wherever they are used.
@@ -76,7 +75,7 @@ class Profile:
     def system(self) -> str:
         """The part of a variant's name that says what it runs on."""
         if self.backend == "cuda" and not self.bench:
-            return "cu{}{}".format(*toolchain.cuda_version())
+            return "cu{}{}".format(*cuda_toolkit.cuda_version())
         return "cpu"
 
     @property
@@ -152,7 +151,7 @@ class Variant:
     def components(self) -> list[Component]:
         """The sections of build.toml that are compiled, `[torch]` first."""
         components = self.family.components_of(self.profile.backend)
-        return [component for component in components if component.cuda_minimum <= toolchain.cuda_version()]
+        return [component for component in components if component.cuda_minimum <= cuda_toolkit.cuda_version()]
 
     @property
     def abi(self) -> tuple[int, int]:
@@ -225,7 +224,7 @@ class Variant:
         """
         family = self.family
         alike = [profile for profile in PROFILES if profile.host == self.profile.host]
-        compiler = (NVCC_FLAGS, toolchain.cuda_version()) if self.profile.architectures else ()
+        compiler = (NVCC_FLAGS, cuda_toolkit.cuda_version()) if self.profile.architectures else ()
         digest = hashlib.sha256(repr((alike, CXX_FLAGS, LINK_FLAGS, *compiler)).encode())
         listed = {source for part in self.components for source in part.sources}
         files = {family.directory / source for source in listed} | set(family.package_files)

@@ -17,13 +17,12 @@ from kernels.backends import CPU, CUDA
 from kernels.variants import _resolve_variant_for_system, get_variants_local
 from packaging.version import Version
 
-from devtools import abi, cuda
+from devtools import abi, cuda, cuda_toolkit
 from devtools.commands.test import selecting
 from devtools.errors import Failure
-from simt import toolchain
 
 needs_bench = pytest.mark.skipif(platform.machine() != "x86_64", reason="the bench runs on x86-64")
-needs_nvcc = pytest.mark.skipif(toolchain.nvcc() is None, reason=toolchain.NO_CUDA)
+needs_nvcc = pytest.mark.skipif(cuda_toolkit.nvcc() is None, reason=cuda_toolkit.NO_CUDA)
 
 BENCH = {
     "simt-cuda": ("--backend", "simt-cuda"),
@@ -60,8 +59,8 @@ def built(checkout: Checkout, *options: str) -> str:
 @pytest.fixture(scope="session")
 def bench(twice_checkout) -> dict[str, str]:
     """What the build of each bench variant printed, in the order of BENCH."""
-    if toolchain.cuda_home() is None:
-        pytest.skip(toolchain.NO_CUDA)
+    if cuda_toolkit.cuda_home() is None:
+        pytest.skip(cuda_toolkit.NO_CUDA)
     return {name: built(twice_checkout, *options) for name, options in BENCH.items()}
 
 
@@ -216,7 +215,7 @@ def test_cuda_metadata_and_name(cuda_variant):
     metadata = Metadata.read_from_file(cuda_variant / "metadata.json")
     assert metadata.id.startswith("_rudnn_twice_cuda_")
     assert (str(metadata.backend.backend_type), metadata.backend.archs) == ("cuda", ["8.0", "9.0"])
-    major, minor = toolchain.cuda_version()
+    major, minor = cuda_toolkit.cuda_version()
     assert cuda_variant.name == f"torch-stable-abi211-cu{major}{minor}-{platform.machine()}-linux"
 
 
@@ -224,7 +223,7 @@ def test_cuda_metadata_and_name(cuda_variant):
 def test_a_loader_chooses_by_the_system(cuda_variant):
     variants = get_variants_local(cuda_variant.parent)
     assert len(variants) == 2
-    for backend in (CPU(), CUDA(Version("{}.{}".format(*toolchain.cuda_version())))):
+    for backend in (CPU(), CUDA(Version("{}.{}".format(*cuda_toolkit.cuda_version())))):
         system = {"cpu": platform.machine(), "os": "linux", "torch_version": Version("2.11"), "torch_cxx11_abi": True}
         found, _ = _resolve_variant_for_system(variants, selected_backend=backend, tvm_ffi_version=None, **system)
         assert [variant.arch.backend for variant in found] == [backend]

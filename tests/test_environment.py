@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Checkout, assert_fails, make_checkout
 
-from devtools import environment, main
+from devtools import cuda_toolkit, environment, main
 from devtools.errors import Failure
-from simt import toolchain
 
 
 def tools(directory: Path, *names: str, **scripts: str) -> str:
@@ -119,7 +118,7 @@ def complete(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "_STAMP", tmp_path / "stamp")
     monkeypatch.setattr(environment, "_CUDA_STAMP", tmp_path / "cuda_stamp")
     (tmp_path / "stamp").write_text(environment.requirements_digest())
-    monkeypatch.setattr(environment.toolchain, "cuda_home", lambda: None)
+    monkeypatch.setattr(environment.cuda_toolkit, "cuda_home", lambda: None)
     installed, started = [], []
     monkeypatch.setattr(environment, "install", installed.append)
     monkeypatch.setattr(os, "execv", lambda *command: started.append(command))
@@ -144,7 +143,7 @@ def test_a_toolkit_of_the_machine_is_enough(complete, monkeypatch, tmp_path, pla
     (home / "bin").mkdir(parents=True)
     (home / "bin/nvcc").write_text("")
     (home / "bin/nvcc").chmod(0o755)
-    monkeypatch.setattr(environment.toolchain, "cuda_home", lambda: home)
+    monkeypatch.setattr(environment.cuda_toolkit, "cuda_home", lambda: home)
     monkeypatch.setattr(environment, "VENV", tmp_path / "venv")
     environment.ensure(["build", "--backend", "cuda"], cuda=True)
     assert len(complete[0]) == packages
@@ -178,8 +177,8 @@ def test_cuda_is_found_by_its_headers(monkeypatch, tmp_path, version, found):
     if version:
         (tmp_path / "include/cuda_fp16.h").write_text("")
         (tmp_path / "include/cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}\n")
-    monkeypatch.setattr(toolchain, "_candidates", lambda: [tmp_path])
-    assert toolchain.cuda_version() == found
+    monkeypatch.setattr(cuda_toolkit, "_candidates", lambda: [tmp_path])
+    assert cuda_toolkit.cuda_version() == found
 
 
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from devtools import static_performance
+from devtools import cuda_toolkit, static_performance
 from devtools.families import discover
 from devtools.project import ROOT
 from devtools.static_performance import Resources, Table, Traffic
 from devtools.transactions import Row
-from simt import toolchain
 
 PTXAS = """\
 ptxas info    : 28 bytes gmem, 224 bytes cmem[4]
@@ -190,8 +189,8 @@ def test_bfloat16_vectors_load_no_more_sectors_than_they_need(family):
 @pytest.mark.parametrize("family", TABLES)
 def test_kernels_are_not_worse_than_the_table(family):
     """Compiles the kernels, unless that has been done."""
-    if toolchain.nvcc() is None:
-        pytest.skip(toolchain.NO_CUDA)
+    if cuda_toolkit.nvcc() is None:
+        pytest.skip(cuda_toolkit.NO_CUDA)
     command = [sys.executable, str(ROOT / "dev"), "perf-static", "--check", family]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

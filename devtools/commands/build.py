@@ -6,11 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from devtools import vendoring
+from devtools import cuda_toolkit, vendoring
 from devtools.errors import Failure
 from devtools.families import Family, discover, select
 from devtools.locking import exclusive
-from simt import toolchain
 
 if TYPE_CHECKING:
     from devtools.variant import Profile, Variant
@@ -143,8 +142,8 @@ def missing(profile: "Profile") -> str | None:
     if profile.bench and machine != "x86_64":
         return f"the bench runs on x86_64, not on {machine}"
     needs_nvcc = profile.backend == "cuda" and not profile.bench
-    if (profile.backend == "cuda" and toolchain.cuda_home() is None) or (needs_nvcc and toolchain.nvcc() is None):
-        return toolchain.NO_CUDA
+    if (profile.backend == "cuda" and cuda_toolkit.cuda_home() is None) or (needs_nvcc and cuda_toolkit.nvcc() is None):
+        return cuda_toolkit.NO_CUDA
     return None
 
 

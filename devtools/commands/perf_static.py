@@ -18,6 +18,7 @@ from devtools.families import Family, select
 from devtools.project import ROOT, relative
 
 if TYPE_CHECKING:
+    from devtools import cuda_toolkit
     from devtools.transactions import Row
 
 HELP = "tell registers, spills and memory transactions of the CUDA kernels, without a GPU"
@@ -62,7 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _look_at(family: Family, save: bool) -> Iterator[str]:
     """Measures a family, shows what is not ideal, and yields the problems."""
     from devtools import static_performance
-    from simt import toolchain
 
     path = family.directory / _TABLE
     table = static_performance.load(path)
@@ -70,7 +70,7 @@ def _look_at(family: Family, save: bool) -> Iterator[str]:
     told = _compiler_output(family)
     kernels = static_performance.kernels_of(told.values())
     measured = static_performance.Table(
-        "nvcc {}.{}".format(*toolchain.cuda_version()),
+        "nvcc {}.{}".format(*cuda_toolkit.cuda_version()),
         kernels,
         {name: why for name, why in table.reasons.items() if name in kernels},
         _instructions(family, told),

@@ -15,12 +15,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from devtools import local_kernels
+from devtools import cuda_toolkit, local_kernels
 from devtools.commands.build import build
 from devtools.console import console, heading, notice
 from devtools.families import Family, select
 from devtools.project import CACHE, ROOT
-from simt import toolchain
 
 HELP = "build the kernels and run every test"
 DESCRIPTION = """\
@@ -224,7 +223,7 @@ def _cpu_runs(families: Sequence[Family], *, with_tools: bool) -> list[Run]:
 def _cuda_build(families: Sequence[Family]) -> tuple[str, ...]:
     """Returns the arguments of the ./dev that builds for CUDA, or none where nothing can be built."""
     with_sources = any("cuda" in family.backends for family in families)
-    return ("build", "--backend", "cuda") if with_sources and toolchain.nvcc() is not None else ()
+    return ("build", "--backend", "cuda") if with_sources and cuda_toolkit.nvcc() is not None else ()
 
 
 def _bench_runs(family: Family, device: str) -> Iterator[Run]:

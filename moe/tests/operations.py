@@ -4,6 +4,7 @@ An operation says which arguments it takes and how PyTorch and models compute th
 code path they take.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -485,12 +486,25 @@ FORWARD_SIGMOID_GROUPED = Operation(
 )
 LAYERS = (FORWARD, FORWARD_FUSED_GATE, FORWARD_SIGMOID_GROUPED)
 WITH_EXPERTS = (FORWARD_DISPATCHED, *LAYERS)
+CHECKED = (FORWARD, FORWARD_FUSED_GATE)
 OPERATIONS = (*ROUTERS, *SELECTED_ROUTERS, *ACTIVATIONS, DISPATCH, COMBINE, *WITH_EXPERTS)
 
 
 def for_each(*operations: Operation):
     """Parametrises `operation`."""
     return pytest.mark.parametrize("operation", operations, ids=str)
+
+
+def for_each_of_experts(operations: Iterable[Operation], shapes: Iterable):
+    """Parametrises `operation` and `shape`, params that may be marked.
+
+    Only `CHECKED` operations keep the mark simt_checked: the others launch the same kernels.
+    """
+    cases = []
+    for operation, shape in itertools.product(operations, shapes):
+        marks = [mark for mark in shape.marks if operation in CHECKED or mark.name != "simt_checked"]
+        cases.append(pytest.param(operation, *shape.values, id=f"{shape.id}-{operation}", marks=marks))
+    return pytest.mark.parametrize("operation, shape", cases)
 
 
 def strategy_option(operation: Operation, strategy: str) -> dict[str, str]:

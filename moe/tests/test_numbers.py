@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import LAYOUTS, assert_bits_equal, guards_intact, in_layout, poisoned
 from operations import (
+    EXPERT_SHAPES,
     F32,
     FORWARD,
     FORWARD_DISPATCHED,
@@ -19,6 +20,7 @@ from operations import (
     check_gradients,
     differentiable,
     for_each,
+    for_each_of_experts,
     gradients,
     random_gradient,
     strategy_option,
@@ -36,9 +38,8 @@ def test_shapes(kernel, device, operation, dtype, shape):
     check_gradients(kernel, operation, inputs)
 
 
-@for_each(*WITH_EXPERTS)
+@for_each_of_experts(WITH_EXPERTS, EXPERT_SHAPES)
 @by_strategy
-@by_shape
 def test_shapes_of_experts(kernel, device, operation, dtype, strategy, shape):
     inputs = operation.inputs(shape, dtype, device=device, requires_grad=True)
     check_forward(kernel, operation, inputs, strategy=strategy)

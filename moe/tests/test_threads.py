@@ -5,6 +5,7 @@ from conftest import THREAD_COUNTS, assert_bits_equal, only_on_the_cpu, threads
 from operations import (
     BF16,
     F32,
+    LAYERS,
     OPERATIONS,
     WITH_EXPERTS,
     Shape,
@@ -67,7 +68,7 @@ def test_any_number_of_threads_for_experts(kernel, device, operation, dtype, str
 
 BATCHES = [
     pytest.param(Shape(300, 4, 2, 100, 72), id="many_tokens"),
-    pytest.param(Shape(37, 4, 2, 40, 24), id="partial_tiles", marks=[pytest.mark.small, pytest.mark.simt_checked]),
+    pytest.param(Shape(37, 4, 2, 40, 24), id="partial_tiles", marks=pytest.mark.small),
     pytest.param(Shape(36, 1, 1, 33, 17), id="one_expert", marks=pytest.mark.small),
 ]
 
@@ -102,7 +103,7 @@ def test_a_token_does_not_depend_on_the_others(kernel, device, operation, dtype,
     assert_a_token_alone_is_the_same(kernel, operation, inputs)
 
 
-@for_each(*(operation for operation in WITH_EXPERTS if operation.per_token))
+@for_each(*LAYERS)
 @by_strategy
 @pytest.mark.parametrize("shape", BATCHES)
 def test_a_token_of_the_layer_does_not_depend_on_the_others(kernel, device, operation, dtype, strategy, shape):

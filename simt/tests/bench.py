@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devtools import transactions
+from devtools import cuda_toolkit, transactions
 from simt import toolchain
 from simt.metal import prepass
 
@@ -59,7 +59,7 @@ class KernelError(AssertionError):
 def compile_command(source, output, *, checked, shader=False):
     """What compiles one .cu, launcher or, after the pre-pass, shader for the bench."""
     flags = [*toolchain.KERNEL, *(toolchain.CHECKED if checked else toolchain.FAST)]
-    flags += toolchain.SHADER if shader else toolchain.cuda_flags()
+    flags += toolchain.SHADER if shader else cuda_toolkit.include_flags()
     return [toolchain.COMPILER, *flags, "-x", "c++", "-c", str(source), "-o", str(output)]
 
 
@@ -95,8 +95,8 @@ class Bench:
 
     def load(self, *sources, checked=True):
         """The shared library of these sources: .cu, .cpp and .metal files."""
-        if toolchain.cuda_home() is None and any(Path(source).suffix == ".cu" for source in sources):
-            pytest.skip(toolchain.NO_CUDA)
+        if cuda_toolkit.cuda_home() is None and any(Path(source).suffix == ".cu" for source in sources):
+            pytest.skip(cuda_toolkit.NO_CUDA)
         key = (sources, checked)
         if key not in self._libraries:
             stem = "_".join([Path(sources[0]).name, "checked" if checked else "fast"])

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from bench import KERNELS
 
+from devtools import cuda_toolkit
 from simt import toolchain
 
 # Kernel of intrinsics.cu (a part of its mangled name) and the instruction expected in its PTX.
@@ -38,9 +39,9 @@ SM90 = {
 @pytest.fixture(scope="module")
 def ptx(bench):
     """The PTX of each kernel of intrinsics.cu, by its mangled name, for an architecture."""
-    nvcc = toolchain.nvcc()
+    nvcc = cuda_toolkit.nvcc()
     if nvcc is None:
-        pytest.skip(toolchain.NO_CUDA)
+        pytest.skip(cuda_toolkit.NO_CUDA)
     known = {}
 
     def compile(arch):
@@ -77,9 +78,9 @@ def test_newer_instructions_trap_on_older_devices(ptx, kernel):
 
 
 def test_kernels_with_seeded_faults_are_valid_cuda(bench):
-    nvcc = toolchain.nvcc()
+    nvcc = cuda_toolkit.nvcc()
     if nvcc is None:
-        pytest.skip(toolchain.NO_CUDA)
+        pytest.skip(cuda_toolkit.NO_CUDA)
     command = [nvcc, "-std=c++17", "-arch=sm_90", f"-I{toolchain.ROOT}", "-c", str(KERNELS / "faults.cu")]
     done = subprocess.run([*command, "-o", str(bench.folder / "faults.o")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from bench import KERNELS, ORDERS, compile_command, line_of, link_command
 
-from simt import toolchain
+from devtools import cuda_toolkit
 
 torch = pytest.importorskip("torch")
 RMS_NORM = KERNELS / "example_rms_norm.cu"
@@ -14,8 +14,8 @@ RMS_NORM = KERNELS / "example_rms_norm.cu"
 
 @pytest.fixture(scope="module")
 def rms_norm(bench):
-    if toolchain.cuda_home() is None:
-        pytest.skip(toolchain.NO_CUDA)
+    if cuda_toolkit.cuda_home() is None:
+        pytest.skip(cuda_toolkit.NO_CUDA)
     folder = bench.folder
     package = Path(torch.__file__).parent
     headers = [f"-isystem{package / 'include'}", "-DTORCH_TARGET_VERSION=0x020b000000000000"]

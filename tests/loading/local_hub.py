@@ -1,4 +1,4 @@
-"""A Hub on this machine: the endpoints that `get_kernel` asks for a repository of type kernel, and nothing else.
+"""A Hub on this machine: the endpoints that `get_kernel` asks for repositories of type kernel, and nothing else.
 
 They are `/api/kernels/<repository>/refs` and `/tree/<revision>[/<directory>]`, and for each file HEAD and GET of
 `/kernels/<repository>/resolve/<revision>/<path>`.
@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,13 +32,11 @@ class File:
 
 @dataclass
 class Hub:
-    """One kernel repository, with its branches, and the requests that were made."""
+    """One kernel repository, with its branches."""
 
     repository: str
     branches: dict[str, dict[str, File]] = field(default_factory=dict)
     """Of each branch, the files by their path."""
-    requests: list[str] = field(default_factory=list)
-    """Method and path, in order, but for `STATISTICS`."""
     sent: int = 0
     """Bytes of files that were asked for with GET."""
     sending: Callable[["Request", str, bytes], bytes | None] = lambda request, path, content: content
@@ -79,28 +77,34 @@ class Request(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Keeps the test's output quiet; the hub has a list."""
+        """Keeps the test's output quiet; the server has a list."""
 
     def _answer(self) -> None:
         if self.server.dead:
             self.close_connection = True
             return
-        hub = self.server.hub
         path = urlsplit(self.path).path
         if path != STATISTICS:
-            hub.requests.append(f"{self.command} {self.path}")
-        recursive = "recursive=true" in self.path.lower()
+            self.server.requests.append(f"{self.command} {self.path}")
+        for hub in self.server.hubs:
+            if path.startswith((f"/api/kernels/{hub.repository}/", f"/kernels/{hub.repository}/")):
+                self._answer_of(hub, path)
+                return
+        self._refuse("RepoNotFound")
+
+    def _answer_of(self, hub: Hub, path: str) -> None:
         api, page = f"/api/kernels/{hub.repository}/", f"/kernels/{hub.repository}/resolve/"
         if path == f"{api}refs":
             self._send_json(_refs(hub))
         elif path.startswith(f"{api}tree/"):
             revision, _, directory = path.removeprefix(f"{api}tree/").partition("/")
+            recursive = "recursive=true" in self.path.lower()
             self._send_tree(hub.files_at(unquote(revision)), unquote(directory), recursive)
         elif path.startswith(page):
             revision, _, name = path.removeprefix(page).partition("/")
-            self._send_file(hub.files_at(unquote(revision)), unquote(name))
+            self._send_file(hub, hub.files_at(unquote(revision)), unquote(name))
         else:
-            self._refuse("RepoNotFound")
+            self._refuse("EntryNotFound")
 
     def _send_tree(self, found: tuple[str, dict[str, File]] | None, directory: str, recursive: bool) -> None:
         if found is None:
@@ -110,7 +114,7 @@ class Request(BaseHTTPRequestHandler):
         else:
             self._refuse("EntryNotFound")
 
-    def _send_file(self, found: tuple[str, dict[str, File]] | None, name: str) -> None:
+    def _send_file(self, hub: Hub, found: tuple[str, dict[str, File]] | None, name: str) -> None:
         if found is None:
             self._refuse("RevisionNotFound")
             return
@@ -118,7 +122,7 @@ class Request(BaseHTTPRequestHandler):
         if name not in files:
             self._refuse("EntryNotFound", commit)
             return
-        hub, content = self.server.hub, files[name].content
+        content = files[name].content
         if self.command == "GET":
             sent = hub.sending(self, name, content)
             if sent is None:
@@ -151,13 +155,15 @@ class Request(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a hub on a free port of the loopback interface."""
+    """Serves repositories on a free port of the loopback interface."""
 
     daemon_threads = True
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hubs: Sequence[Hub]) -> None:
         super().__init__(("127.0.0.1", 0), Request)
-        self.hub = hub
+        self.hubs = hubs
+        self.requests: list[str] = []
+        """Method and path, in order, but for `STATISTICS`."""
         self.dead = False
 
     def die(self) -> None:
@@ -176,10 +182,10 @@ class Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def serving(hub: Hub) -> Iterator[Server]:
+def serving(*hubs: Hub) -> Iterator[Server]:
     """Serves until the end of the block."""
-    with Server(hub) as server:
-        thread = threading.Thread(target=server.serve_forever)
+    with Server(hubs) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
             yield server

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fresh_process import (
+    FAMILIES,
     ROOT,
     by_family,
     check_call,
@@ -32,13 +33,13 @@ FOREIGN = (
 FAMILY = ROOT / "normalization"
 
 
-@pytest.fixture
-def foreign(tmp_path) -> list[Path]:
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory) -> list[Path]:
     """Small variants that end the process where they are loaded."""
     variants = []
     for name in FOREIGN:
-        variants.append(tmp_path / "foreign" / name)
-        variants[-1].mkdir(parents=True)
+        variants.append(tmp_path_factory.mktemp("foreign", numbered=True) / name)
+        variants[-1].mkdir()
         (variants[-1] / "__init__.py").write_text("import os\nos._exit(98)\n")
         metadata = json.loads((variant_of(FAMILY) / "metadata.json").read_text())
         (variants[-1] / "metadata.json").write_text(json.dumps(metadata | {"id": f"_{name.replace('-', '_')}"}))
@@ -46,7 +47,7 @@ def foreign(tmp_path) -> list[Path]:
 
 
 def hub_of(family: Path, *others: Path) -> Hub:
-    """A Hub whose branch v1 holds a family's CPU build, among other variants."""
+    """A repository whose branch v1 holds a family's CPU build, among other variants."""
     hub = Hub(hub_name(family))
     for variant in (*others, variant_of(family)):
         hub.add_variant("v1", variant)
@@ -54,8 +55,13 @@ def hub_of(family: Path, *others: Path) -> Hub:
 
 
 @pytest.fixture
-def server(foreign) -> Iterator[Server]:
-    with serving(hub_of(FAMILY, *foreign)) as server:
+def hub(foreign) -> Hub:
+    return hub_of(FAMILY, *foreign)
+
+
+@pytest.fixture
+def server(hub) -> Iterator[Server]:
+    with serving(hub) as server:
         yield server
 
 
@@ -83,10 +89,13 @@ def without_writing(directory: Path) -> dict[str, str]:
     return {"TEST_WRITABLE": str(empty)}
 
 
-def as_local(hub: Hub, cache: Path) -> dict[str, str]:
-    """A variable that makes `get_kernel` take what is in the cache for a local build."""
-    (snapshot,) = cache.glob("hub/kernels--*/snapshots/*")
-    return {"LOCAL_KERNELS": f"{hub.repository}={snapshot}"}
+def as_local(cache: Path, *hubs: Hub) -> dict[str, str]:
+    """A variable that makes `get_kernel` take what is in the cache for local builds."""
+    places = []
+    for hub in hubs:
+        (snapshot,) = cache.glob(f"hub/kernels--{hub.repository.replace('/', '--')}/snapshots/*")
+        places.append(f"{hub.repository}={snapshot}")
+    return {"LOCAL_KERNELS": ":".join(places)}
 
 
 def files_in(cache: Path) -> set[Path]:
@@ -108,41 +117,47 @@ def failing(code: str) -> str:
 LOAD = get_kernel(FAMILY) + check_call(FAMILY)
 
 
-@by_family
-def test_the_right_variant_is_downloaded_once_and_kept(tmp_path, foreign, family):
-    """One process downloads one variant and nothing else; a later one asks for version and variants only."""
-    hub = hub_of(family, *foreign)
-    with serving(hub) as server:
-        place = run_online(tmp_path, server, get_kernel(family) + check_call(family) + "print(kernel.__file__)\n")
-        assert Path(place.strip()).parent.name == variant_of(family).name
-        resolved = [request for request in hub.requests if "/resolve/" in request]
-        commit = hub.commit("v1")
+CALL_ALL = "".join(get_kernel(family) + check_call(family) for family in FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def downloaded(tmp_path_factory, foreign) -> Iterator[tuple[Path, Server]]:
+    """Where every family has been downloaded, by one process, and the server of them all."""
+    directory = tmp_path_factory.mktemp("downloaded")
+    code = "".join(f"{get_kernel(family)}{check_call(family)}print(kernel.__file__)\n" for family in FAMILIES)
+    with serving(*(hub_of(family, *foreign) for family in FAMILIES)) as server:
+        places = [Path(line).parent.name for line in run_online(directory, server, code).split()]
+        assert places == [variant_of(family).name for family in FAMILIES]
+        yield directory, server
+
+
+def test_the_right_variants_are_downloaded_once_and_kept(downloaded):
+    """One process downloads one variant of each kernel and nothing else; a later one asks for versions and variants."""
+    directory, server = downloaded
+    resolved, expected = [request for request in server.requests if "/resolve/" in request], []
+    for hub, family in zip(server.hubs, FAMILIES, strict=True):
         ours = [path for path in hub.branches["v1"] if variant_of(family).name in path]
-        expected = [
-            f"{method} /kernels/{hub.repository}/resolve/{commit}/{path}" for path in ours for method in ("HEAD", "GET")
-        ]
-        assert sorted(resolved) == sorted(expected)
+        place = f"/kernels/{hub.repository}/resolve/{hub.commit('v1')}"
+        expected += [f"{method} {place}/{path}" for path in ours for method in ("HEAD", "GET")]
         assert hub.sent == sum(len(hub.branches["v1"][path].content) for path in ours)
+    assert sorted(resolved) == sorted(expected)
 
-        hub.requests.clear()
-        before = files_in(cache_of(tmp_path))
-        code = get_kernel(family) + check_call(family)
-        run_online(tmp_path, server, code, **without_writing(tmp_path))
-        assert hub.requests == [
-            f"GET /api/kernels/{hub.repository}/refs",
-            f"GET /api/kernels/{hub.repository}/tree/{commit}/build?recursive=false&expand=false",
-        ]
-        assert files_in(cache_of(tmp_path)) == before
+    server.requests.clear()
+    before = files_in(cache_of(directory))
+    run_online(directory, server, CALL_ALL, **without_writing(directory))
+    assert server.requests == [
+        f"GET /api/kernels/{hub.repository}/{question}"
+        for hub in server.hubs
+        for question in ("refs", f"tree/{hub.commit('v1')}/build?recursive=false&expand=false")
+    ]
+    assert files_in(cache_of(directory)) == before
 
 
-@by_family
-def test_importing_and_calling_opens_no_connection_and_writes_no_file(tmp_path, family):
+def test_importing_and_calling_opens_no_connection_and_writes_no_file(downloaded):
     """After the download; the guard ends the process at the first attempt."""
-    hub = hub_of(family)
-    with serving(hub) as server:
-        run_online(tmp_path, server, f"kernels.install_kernel({hub.repository!r}, version=1, trust_remote_code=True)\n")
-    variables = as_local(hub, cache_of(tmp_path)) | without_writing(tmp_path)
-    run_python(tmp_path, get_kernel(family) + check_call(family), **variables)
+    directory, server = downloaded
+    variables = as_local(cache_of(directory), *server.hubs) | without_writing(directory)
+    run_python(directory, CALL_ALL, **variables)
 
 
 def test_layers_by_version(tmp_path, server):
@@ -155,14 +170,14 @@ def test_layers_by_version(tmp_path, server):
     assert run_online(tmp_path, server, code) == "RMSNorm\n"
 
 
-def test_offline_after_a_download(tmp_path, server):
+def test_offline_after_a_download(tmp_path, hub, server):
     """`kernels` then looks for the version's branch, or for the files of every variant, and tells what is missing.
 
     What was downloaded can be used as a local build.
     """
-    by_revision = LOAD.replace("version=1", f"revision={server.hub.commit('v1')!r}")
+    by_revision = LOAD.replace("version=1", f"revision={hub.commit('v1')!r}")
     run_online(tmp_path, server, by_revision)
-    local = as_local(server.hub, cache_of(tmp_path))["LOCAL_KERNELS"]
+    local = as_local(cache_of(tmp_path), hub)["LOCAL_KERNELS"]
     code = failing(get_kernel(FAMILY)) + failing(by_revision.splitlines(keepends=True)[0])
     code += f"os.environ['LOCAL_KERNELS'] = {local!r}\n{LOAD}"
     by_version, by_commit = run_python(tmp_path, code, HF_HOME=str(cache_of(tmp_path))).strip().split("\n")
@@ -170,11 +185,9 @@ def test_offline_after_a_download(tmp_path, server):
     assert "Cannot find a local snapshot" in by_commit
 
 
-def test_two_versions(tmp_path, server):
+def test_two_versions(tmp_path, hub, server):
     """Who asks for version 1 gets it, and is told of version 2."""
-    server.hub.branches["v2"] = {
-        path: file for path, file in server.hub.branches["v1"].items() if not path.endswith("reference.py")
-    }
+    hub.branches["v2"] = {path: file for path, file in hub.branches["v1"].items() if not path.endswith("reference.py")}
     code = LOAD + "print(hasattr(kernel, 'reference'))\n"
     assert run_online(
         tmp_path, server, f"import logging; logging.basicConfig(stream=sys.stdout)\n{code}"
@@ -189,7 +202,7 @@ def test_a_publisher_who_is_not_trusted(tmp_path, server):
     refused = failing(f"kernels.get_kernel({hub_name(FAMILY)!r}, version=1)\n")
     allowed = LOAD.replace("trust_remote_code=True", f"trust_remote_code=[{hub_name(FAMILY)!r}]")
     assert "trust_remote_code=True" in run_online(tmp_path, server, refused + allowed)
-    assert server.hub.requests[:2] == [
+    assert server.requests[:2] == [
         "GET /api/organizations/rudnn/overview",
         f"GET /api/kernels/{hub_name(FAMILY)}/refs",
     ]
@@ -223,9 +236,9 @@ def library_of(hub: Hub) -> str:
     return path
 
 
-def test_a_truncated_file(tmp_path, server):
+def test_a_truncated_file(tmp_path, hub, server):
     """It is refused and not kept; when the server is well again, the same cache works."""
-    hub, library = server.hub, library_of(server.hub)
+    library = library_of(hub)
     answers = []
 
     def cut_once(request: Request, path: str, content: bytes) -> bytes | None:
@@ -244,7 +257,7 @@ def test_a_truncated_file(tmp_path, server):
     assert len(others) == len(set(others)), "what was downloaded before is not downloaded again"
 
 
-def test_a_connection_that_breaks_is_taken_up_again(tmp_path, server):
+def test_a_connection_that_breaks_is_taken_up_again(tmp_path, hub, server):
     broken = []
 
     def break_once(request: Request, path: str, content: bytes) -> bytes | None:
@@ -254,9 +267,9 @@ def test_a_connection_that_breaks_is_taken_up_again(tmp_path, server):
         send_half(request, content)
         return None
 
-    server.hub.sending = break_once
+    hub.sending = break_once
     run_online(tmp_path, server, LOAD)
-    assert broken == [library_of(server.hub)]
+    assert broken == [library_of(hub)]
 
 
 def send_half(request: Request, content: bytes) -> None:
@@ -267,8 +280,7 @@ def send_half(request: Request, content: bytes) -> None:
     request.wfile.write(content[: len(content) // 2])
 
 
-def test_a_server_that_dies_midway(tmp_path, foreign):
-    hub = hub_of(FAMILY, *foreign)
+def test_a_server_that_dies_midway(tmp_path, hub):
     others = [path for path in hub.branches["v1"] if variant_of(FAMILY).name in path and not path.endswith(".so")]
     sent = threading.Semaphore(0)
     with serving(hub) as server:
@@ -299,22 +311,21 @@ def verification() -> str:
     return code
 
 
-@by_family
-def test_the_digest_finds_a_file_that_was_changed(tmp_path, family):
+def test_the_digest_finds_a_file_that_was_changed(tmp_path):
     """`get_kernel` does not look at the digest; the lines of SECURITY.md do, before anything is loaded."""
-    code = verification().replace("rudnn/rudnn-normalization", hub_name(family))
+    code = verification()
     for name in re.findall(r"^(\w+) = get_local_kernel", code, re.MULTILINE):
         code += f"kernel = {name}\n"
-    changed = tmp_path / "changed" / variant_of(family).name
-    shutil.copytree(variant_of(family), changed)
+    changed = tmp_path / "changed" / variant_of(FAMILY).name
+    shutil.copytree(variant_of(FAMILY), changed)
     (changed / "reference.py").write_text((changed / "reference.py").read_text() + "# Not what was built.\n")
     (changed / "more.py").write_text("# Not what was built.\n")
-    hub = Hub(hub_name(family))
+    hub = Hub(hub_name(FAMILY))
     hub.add_variant("v1", changed)
-    hub.add_variant("v2", variant_of(family))
+    hub.add_variant("v2", variant_of(FAMILY))
     refused = f"try:\n{indented(code)}except kernels._rust.DigestValidationError as error:\n    print(error)\n"
     refused += "assert not kernels.get_loaded_kernels()\n"
-    accepted = code.replace("version=1", "version=2") + check_call(family)
+    accepted = code.replace("version=1", "version=2") + check_call(FAMILY)
     with serving(hub) as server:
         output = run_online(tmp_path, server, refused + accepted)
     assert "reference.py" in output
