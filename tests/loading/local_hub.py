@@ -7,6 +7,7 @@ They are `/api/kernels/<repository>/refs` and `/tree/<revision>[/<directory>]`, 
 import contextlib
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -80,9 +81,6 @@ class Request(BaseHTTPRequestHandler):
         """Keeps the test's output quiet; the server has a list."""
 
     def _answer(self) -> None:
-        if self.server.dead:
-            self.close_connection = True
-            return
         path = urlsplit(self.path).path
         if path != STATISTICS:
             self.server.requests.append(f"{self.command} {self.path}")
@@ -164,11 +162,18 @@ class Server(ThreadingHTTPServer):
         self.hubs = hubs
         self.requests: list[str] = []
         """Method and path, in order, but for `STATISTICS`."""
-        self.dead = False
+        self._connections: list[socket.socket] = []
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        connection, address = super().get_request()
+        self._connections.append(connection)
+        return connection, address
 
     def die(self) -> None:
-        """Takes no connection any more, and answers nothing on those that are open."""
-        self.dead = True
+        """Takes no connection any more, and ends those that are open."""
+        for each in (self.socket, *self._connections):
+            with contextlib.suppress(OSError):  # closed already
+                each.shutdown(socket.SHUT_RDWR)
         self.shutdown()
         self.socket.close()
 
