@@ -92,5 +92,5 @@ def _experts(
     _, *projections = ops.experts_training(*arguments, tensor_core)
     yield (
         f"experts {name}, backward",
-        lambda: ops.experts_backward(grad, *arguments, *projections, tensor_core, True, True, True, True),
+        lambda: ops.experts_backward(grad, *arguments, *projections, tensor_core, True, True, True, True, True),
     )

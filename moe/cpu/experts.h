@@ -66,9 +66,10 @@ struct ExpertsBackwardArgs {
   const void* gate_projection = nullptr;  // [R, I]
   const void* up_projection = nullptr;    // [R, I]
   void* grad_input = nullptr;             // [R, H], optional
-  ExpertMatrices<float> grad_gate;        // each optional
-  ExpertMatrices<float> grad_up;
-  ExpertMatrices<float> grad_down;
+  ExpertMatrices<void> grad_gate;         // each optional
+  ExpertMatrices<void> grad_up;
+  ExpertMatrices<void> grad_down;
+  bool rounded = false;  // whether the gradients of weights have the weights' dtype, else float32
 
   // Scratch of the phases in float32.
   float* wide_grad = nullptr;             // [R, H]

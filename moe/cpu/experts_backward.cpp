@@ -13,9 +13,11 @@
 namespace rudnn {
 namespace {
 
-ExpertMatrices<float> gradients_of(const Tensor* gradient) {
-  if (gradient == nullptr) return {};
-  return {static_cast<float*>(gradient->mutable_data_ptr()), gradient->stride(0)};
+// What a gradient of a weight is to be written to.
+void set_gradient(const Tensor* gradient, ExpertMatrices<void>& matrices, ExpertsBackwardArgs& args) {
+  if (gradient == nullptr) return;
+  matrices = {gradient->mutable_data_ptr(), gradient->stride(0)};
+  args.rounded = gradient->scalar_type() != ScalarType::Float;
 }
 
 bool needs_gate_or_up(const ExpertsBackwardArgs& args) {
@@ -112,9 +114,9 @@ void launch_experts_backward(const ExpertsBackwardCall& call) {
   args.gate_projection = call.gate_projection->const_data_ptr();
   args.up_projection = call.up_projection->const_data_ptr();
   args.grad_input = mutable_data_or_null(call.grad_values);
-  args.grad_gate = gradients_of(call.grad_weights.gate);
-  args.grad_up = gradients_of(call.grad_weights.up);
-  args.grad_down = gradients_of(call.grad_weights.down);
+  set_gradient(call.grad_weights.gate, args.grad_gate, args);
+  set_gradient(call.grad_weights.up, args.grad_up, args);
+  set_gradient(call.grad_weights.down, args.grad_down, args);
   cpu::advise_huge_pages(call.grad_values);
   cpu::advise_huge_pages(call.grad_weights.gate);
   cpu::advise_huge_pages(call.grad_weights.up);

@@ -159,17 +159,29 @@ void project_group_back(const ExpertsBackwardArgs& args, const ExpertGroup& grou
 }
 
 // The gradient of a weight of a group: the sum over its rows of factors[row][weight row] * operand[row][column].
-template <class T>
+template <class Gradient, class T>
 void differentiate_weight(const ExpertGroup& group, const float* factors, int64_t weight_rows, const T* operand,
-                          int64_t width, int64_t column, int64_t columns, const ExpertMatrices<float>& gradient) {
+                          int64_t width, int64_t column, int64_t columns, const ExpertMatrices<void>& gradient) {
   if (gradient.data == nullptr) return;
-  float* matrix = gradient.data + group.expert * gradient.stride + column;
+  Gradient* matrix = static_cast<Gradient*>(gradient.data) + group.expert * gradient.stride + column;
   for_each_tile(0, weight_rows, [&](int64_t first, int64_t count) {
     Tile tile = {};
     const Factors transposed = {factors + group.begin * weight_rows + first, 1, weight_rows};
     add_product(transposed, count, operand + group.begin * width + column, width, columns, group.end - group.begin,
                 true, tile);
     store_tile(tile, count, columns, matrix + first * width, width);
+  });
+}
+
+// Calls body(TypeTag<T>{}, TypeTag<Gradient>{}) with the types of the operands and of the gradients of weights.
+template <class Body>
+inline void visit_gradient_types(const ExpertsBackwardArgs& args, Body&& body) {
+  visit_dtype(args.dtype, [&](auto element) {
+    if (args.rounded) {
+      body(element, element);
+    } else {
+      body(element, TypeTag<float>{});
+    }
   });
 }
 
@@ -206,25 +218,28 @@ void experts_grad_input(const ExpertsBackwardArgs& args, int64_t begin, int64_t 
 }
 
 void experts_grad_gate_up(const ExpertsBackwardArgs& args, int64_t begin, int64_t end) {
-  visit_dtype(args.dtype, [&](auto element) {
-    using T = typename decltype(element)::type;
-    const T* input = static_cast<const T*>(args.input);
+  visit_gradient_types(args, [&](auto element, auto gradient) {
+    using Gradient = typename decltype(gradient)::type;
+    const auto* input = static_cast<const typename decltype(element)::type*>(args.input);
     for_each_gradient_unit(args, args.hidden, begin, end,
                            [&](const ExpertGroup& group, int64_t column, int64_t columns) {
-                             differentiate_weight(group, args.grad_gate_projection, args.intermediate, input,
-                                                  args.hidden, column, columns, args.grad_gate);
-                             differentiate_weight(group, args.grad_up_projection, args.intermediate, input, args.hidden,
-                                                  column, columns, args.grad_up);
+                             differentiate_weight<Gradient>(group, args.grad_gate_projection, args.intermediate, input,
+                                                            args.hidden, column, columns, args.grad_gate);
+                             differentiate_weight<Gradient>(group, args.grad_up_projection, args.intermediate, input,
+                                                            args.hidden, column, columns, args.grad_up);
                            });
   });
 }
 
 void experts_grad_down(const ExpertsBackwardArgs& args, int64_t begin, int64_t end) {
-  for_each_gradient_unit(args, args.intermediate, begin, end,
-                         [&](const ExpertGroup& group, int64_t column, int64_t columns) {
-                           differentiate_weight(group, args.wide_grad, args.hidden, args.activated, args.intermediate,
-                                                column, columns, args.grad_down);
-                         });
+  visit_gradient_types(args, [&](auto, auto gradient) {
+    using Gradient = typename decltype(gradient)::type;
+    for_each_gradient_unit(args, args.intermediate, begin, end,
+                           [&](const ExpertGroup& group, int64_t column, int64_t columns) {
+                             differentiate_weight<Gradient>(group, args.wide_grad, args.hidden, args.activated,
+                                                            args.intermediate, column, columns, args.grad_down);
+                           });
+  });
 }
 
 }  // namespace rudnn::RUDNN_ISA

@@ -140,21 +140,29 @@ void differentiate_block(const ExpertsBackwardArgs& args, const Sums& sums, Grad
 template <class T>
 inline void store_sums_at(const Sums& sums, int64_t rows, int64_t columns, T* output, int64_t stride) {
   for (int64_t row = 0; row < smaller(rows, 32); ++row) {
-    for (int half = 0; half < 2; ++half) {
-      const int64_t count = larger(smaller(columns - 16 * half, 16), 0);
-      for_each_vector(count, [&](int64_t, auto lanes) {
-        store(output + row * stride + 16 * half, load(sums.tiles[row / 16 * 2 + half][row % 16], Full{}), lanes);
-      });
+    const float* left = sums.tiles[row / 16 * 2][row % 16];
+    const float* right = sums.tiles[row / 16 * 2 + 1][row % 16];
+    T* elements = output + row * stride;
+    if constexpr (sizeof(T) == 2) {
+      if (columns >= kColumns) {
+        const __m256i halves[] = {narrow(load(left, Full{})), narrow(load(right, Full{}))};
+        _mm512_storeu_si512(elements, _mm512_inserti64x4(_mm512_castsi256_si512(halves[0]), halves[1], 1));
+        continue;
+      }
     }
+    for_each_vector(smaller(columns, 16), [&](int64_t, auto lanes) { store(elements, load(left, Full{}), lanes); });
+    for_each_vector(larger(smaller(columns - 16, 16), 0),
+                    [&](int64_t, auto lanes) { store(elements + 16, load(right, Full{}), lanes); });
   }
 }
 
 // Rows [first, first + 32) of the gradient of a weight: the sums over the group's rows of what left has for a row and
 // right for a column.
+template <class T>
 void differentiate_weight(const ExpertGroup& group, const void* left, int64_t left_features, int64_t first,
-                          const void* right, int64_t right_features, const ExpertMatrices<float>& gradient) {
+                          const void* right, int64_t right_features, const ExpertMatrices<void>& gradient) {
   if (gradient.data == nullptr) return;
-  float* rows = gradient.data + group.expert * gradient.stride + first * right_features;
+  T* rows = static_cast<T*>(gradient.data) + group.expert * gradient.stride + first * right_features;
   const int64_t count = smaller(left_features - first, 32);
   const int64_t blocks = block_count(group);
   if (blocks == 0) {
@@ -169,17 +177,29 @@ void differentiate_weight(const ExpertGroup& group, const void* left, int64_t le
         block_of(const_cast<void*>(right), group.first_block, right_features) + column / 16 * kTileSize;
     clear_tiles();
     add_product<true>(left0, left1, operand, packed_size(right_features), blocks, 0, kNothing);
-    if (count == 32 && column + kColumns <= right_features) {
-      float* corner = rows + column;
-      _tile_stored(0, corner, 4 * right_features);
-      _tile_stored(1, corner + 16, 4 * right_features);
-      _tile_stored(2, corner + 16 * right_features, 4 * right_features);
-      _tile_stored(3, corner + 16 * right_features + 16, 4 * right_features);
-    } else {
-      Sums sums;
-      store_sums(true, sums);
-      store_sums_at(sums, count, right_features - column, rows + column, right_features);
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (count == 32 && column + kColumns <= right_features) {
+        float* corner = rows + column;
+        _tile_stored(0, corner, 4 * right_features);
+        _tile_stored(1, corner + 16, 4 * right_features);
+        _tile_stored(2, corner + 16 * right_features, 4 * right_features);
+        _tile_stored(3, corner + 16 * right_features + 16, 4 * right_features);
+        continue;
+      }
     }
+    Sums sums;
+    store_sums(true, sums);
+    store_sums_at(sums, count, right_features - column, rows + column, right_features);
+  }
+}
+
+// Calls body(TypeTag<T>{}) with the type of the gradients of weights.
+template <class Body>
+inline void visit_gradient_type(const ExpertsBackwardArgs& args, Body&& body) {
+  if (args.rounded) {
+    body(TypeTag<bfloat16>{});
+  } else {
+    body(TypeTag<float>{});
   }
 }
 
@@ -265,20 +285,26 @@ void experts_grad_input(const ExpertsBackwardArgs& args, void* panels, int64_t b
 
 void experts_grad_gate_up(const ExpertsBackwardArgs& args, int64_t begin, int64_t end) {
   configure_tiles();
-  for_each_unit(args.group_count, begin, end, [&](int64_t g, int64_t unit) {
-    differentiate_weight(args.groups[g], args.left_grad_gate, args.intermediate, unit * kColumns, args.right_input,
-                         args.hidden, args.grad_gate);
-    differentiate_weight(args.groups[g], args.left_grad_up, args.intermediate, unit * kColumns, args.right_input,
-                         args.hidden, args.grad_up);
+  visit_gradient_type(args, [&](auto element) {
+    using T = typename decltype(element)::type;
+    for_each_unit(args.group_count, begin, end, [&](int64_t g, int64_t unit) {
+      differentiate_weight<T>(args.groups[g], args.left_grad_gate, args.intermediate, unit * kColumns, args.right_input,
+                              args.hidden, args.grad_gate);
+      differentiate_weight<T>(args.groups[g], args.left_grad_up, args.intermediate, unit * kColumns, args.right_input,
+                              args.hidden, args.grad_up);
+    });
   });
   release_tiles();
 }
 
 void experts_grad_down(const ExpertsBackwardArgs& args, int64_t begin, int64_t end) {
   configure_tiles();
-  for_each_unit(args.group_count, begin, end, [&](int64_t g, int64_t unit) {
-    differentiate_weight(args.groups[g], args.left_grad, args.hidden, unit * kColumns, args.right_activated,
-                         args.intermediate, args.grad_down);
+  visit_gradient_type(args, [&](auto element) {
+    using T = typename decltype(element)::type;
+    for_each_unit(args.group_count, begin, end, [&](int64_t g, int64_t unit) {
+      differentiate_weight<T>(args.groups[g], args.left_grad, args.hidden, unit * kColumns, args.right_activated,
+                              args.intermediate, args.grad_down);
+    });
   });
   release_tiles();
 }

@@ -28,6 +28,7 @@ class Row {
   // Whether every index is in range; if not, nothing else is there.
   bool valid() const { return valid_; }
   int64_t index(int64_t j) const { return indices_[j]; }
+  const T* logits() const { return logits_; }
   const float* scores() const { return scores_; }
   double sum() const { return sum_; }
 
@@ -110,8 +111,8 @@ template <RouterScoring kScoring, class T>
       });
     } else {
       for_each_vector(args.experts, [&](int64_t offset, auto lanes) {
-        const Vec score = row.score_at(offset, lanes);
-        const Vec slope = score * (broadcast(1.0f) - score);
+        const Vec logit = load(row.logits() + offset, lanes);
+        const Vec slope = sigmoid(logit) * sigmoid(broadcast(0.0f) - logit);
         store(grad_logits + offset, slope * load(grad_scores + offset, lanes), lanes);
       });
     }

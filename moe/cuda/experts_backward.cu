@@ -27,8 +27,9 @@ void launch_weight_gradient(const ExpertsArgs& args, const char* name, const Ten
   gradient.vectors = args.vectors;
   gradient.left = left;
   gradient.right = right;
-  gradient.result = static_cast<float*>(cuda::output_data(name, grad));
+  gradient.result = cuda::output_data(name, grad);
   gradient.stride = grad->stride(0);
+  gradient.rounded = grad->scalar_type() != ScalarType::Float;
   const int64_t tiles = ceil_divide(gradient.rows, Tile::kRows) * ceil_divide(gradient.columns, Tile::kColumns);
   launch(grouped_product<T, Tile, WeightGradient>, tile_grid<Tile>(tiles * args.groups.experts, stream), gradient);
 }

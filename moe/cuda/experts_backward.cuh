@@ -13,8 +13,9 @@ struct WeightGradientArgs {
   bool vectors;
   const void* left;   // [groups.rows, rows]
   const void* right;  // [groups.rows, columns]
-  float* result;      // [experts, rows, columns]
+  void* result;       // [experts, rows, columns], of T if rounded, else float32
   int64_t stride;     // elements from one result to the next
+  bool rounded;
 };
 
 template <int kRun, class T>
@@ -114,7 +115,7 @@ class WeightGradient {
     group_ = args.groups.of_expert(static_cast<int>(expert));
     row_ = tile % row_tiles * Tile::kRows;
     column_ = tile / row_tiles * Tile::kColumns;
-    result_ = args.result + expert * args.stride;
+    offset_ = expert * args.stride;
   }
 
   __device__ __forceinline__ bool vectors() const { return args_.vectors; }
@@ -131,15 +132,18 @@ class WeightGradient {
   template <int kRun>
   __device__ __forceinline__ void finish(int tile_row, int tile_column, const float (&sums)[kRun]) const {
     const int64_t row = row_ + tile_row;
-    if (row < args_.rows)
-      store_run(result_ + row * args_.columns, column_ + tile_column, args_.columns, sums, args_.vectors);
+    if (row >= args_.rows) return;
+    const int64_t offset = offset_ + row * args_.columns, column = column_ + tile_column;
+    if (args_.rounded)
+      store_run(static_cast<T*>(args_.result) + offset, column, args_.columns, sums, args_.vectors);
+    else
+      store_run(static_cast<float*>(args_.result) + offset, column, args_.columns, sums, args_.vectors);
   }
 
  private:
   const WeightGradientArgs& args_;
   RowGroup group_;
-  int64_t row_, column_;
-  float* result_;
+  int64_t offset_, row_, column_;
 };
 
 }  // namespace rudnn

@@ -75,13 +75,14 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) selected_router_wei
   }
 }
 
-// With s the chosen scores, d their divisor and g the gradient of the weights times the scale, the gradient of s is
-// g / d, less sum(g * s) / d^2 if d is their sum. Through the softmax, that of logit e is p_e * (G_e - sum(p * G))
-// where G_e sums the gradients of expert e's scores; through the sigmoid it is p_e * (1 - p_e) * G_e.
+// With shares n = s / d, of the chosen scores s and their divisor d, and g the gradients of the weights, a term is
+// t = scale * n * g, or scale * n * (g - sum(g * n)) if d is the sum of s: a score times its gradient, without a
+// division by a sum that may be very small. With T_e the sum of expert e's terms, the gradient of logit e is T_e - p_e
+// * sum(t) through the softmax, and T_e * (1 - p_e) through the sigmoid.
 template <class T>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) selected_router_backward(SelectedRouterArgs args) {
   __shared__ int chosen_experts[kWarpsPerBlock][kMaxSelected];
-  __shared__ float chosen_grads[kWarpsPerBlock][kMaxSelected];
+  __shared__ float chosen_terms[kWarpsPerBlock][kMaxSelected];
   const int64_t token = grid_warp();
   if (token >= args.tokens) return;
   const int lane = warp_lane(), warp = threadIdx.x / kWarpSize;
@@ -89,34 +90,35 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) selected_router_bac
   T* grad_logits = static_cast<T*>(args.grad_logits) + token * args.experts;
   const Selection<T> selection(args, token, row);
 
-  float grads[kSelectedPerLane], product = 0.0f;
+  float shares[kSelectedPerLane], grads[kSelectedPerLane], product = 0.0f;
 #pragma unroll
   for (int i = 0; i < kSelectedPerLane; ++i) {
     const int j = lane + i * kWarpSize;
-    grads[i] = j < args.top_k ? args.grad_weights[token * args.top_k + j] * args.scale / selection.divisor : 0.0f;
-    product += grads[i] * selection.scores[i];
+    shares[i] = selection.scores[i] / selection.divisor;
+    grads[i] = j < args.top_k ? args.grad_weights[token * args.top_k + j] : 0.0f;
+    product += grads[i] * shares[i];
   }
-  const float common = args.renormalize ? warp_sum(product) / selection.divisor : 0.0f;
-  float through_softmax = 0.0f;
+  const float common = args.renormalize ? warp_sum(product) : 0.0f;
+  float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kSelectedPerLane; ++i) {
     const int j = lane + i * kWarpSize;
-    if (j < args.top_k) grads[i] -= common;
+    const float term = args.scale * shares[i] * (grads[i] - common);
     chosen_experts[warp][j] = selection.experts[i];
-    chosen_grads[warp][j] = grads[i];
-    through_softmax += grads[i] * selection.scores[i];
+    chosen_terms[warp][j] = term;
+    sum += j < args.top_k ? term : 0.0f;
   }
-  through_softmax = warp_sum(through_softmax);
+  sum = warp_sum(sum);
   __syncwarp();
 
   for (int64_t expert = lane; expert < args.experts; expert += kWarpSize) {
     float grad = 0.0f;
-    for (int j = 0; j < args.top_k; ++j) grad += chosen_experts[warp][j] == expert ? chosen_grads[warp][j] : 0.0f;
+    for (int j = 0; j < args.top_k; ++j) grad += chosen_experts[warp][j] == expert ? chosen_terms[warp][j] : 0.0f;
     const float logit = to_float(row[expert]);
     if (args.scoring == RouterScoring::kSoftmax)
-      grad = selection.softmax.score(logit) * (grad - through_softmax);
+      grad -= selection.softmax.score(logit) * sum;
     else
-      grad *= sigmoid(logit) * sigmoid(-logit);
+      grad *= sigmoid(-logit);
     grad_logits[expert] = from_float<T>(selection.valid ? grad : NAN);
   }
 }

@@ -174,7 +174,9 @@ void run_weight_backward(const ExpertRows& rows, const char* name, const Tensor&
                          const metal::Memory& inputs) {
   const int64_t experts = gradient.size(0), height = gradient.size(1), width = gradient.size(2);
   metal::Launch launch = rows.launch("experts_weight_backward");
-  launch.bytes(kArgsBuffer, WeightProductArgs{height, width, gradient.stride(0), static_cast<int32_t>(experts)})
+  launch
+      .bytes(kArgsBuffer, WeightProductArgs{height, width, gradient.stride(0), static_cast<int32_t>(experts),
+                                            gradient.scalar_type() != ScalarType::Float})
       .buffer(kRowsBuffer, grads)
       .buffer(kSecondRowsBuffer, inputs)
       .buffer(kResultBuffer, metal::output_data(name, &gradient))

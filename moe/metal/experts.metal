@@ -228,7 +228,7 @@ template <typename T, bool kMatrixUnits>
 [[kernel, max_total_threads_per_threadgroup(kTileThreads)]] void experts_weight_backward(
     constant WeightProductArgs& args [[buffer(kArgsBuffer)]], device const int* plan [[buffer(kPlanBuffer)]],
     device const T* grads [[buffer(kRowsBuffer)]], device const T* rows [[buffer(kSecondRowsBuffer)]],
-    device float* grad_weight [[buffer(kResultBuffer)]], uint3 group [[threadgroup_position_in_grid]],
+    device void* grad_weight [[buffer(kResultBuffer)]], uint3 group [[threadgroup_position_in_grid]],
     uint index [[thread_index_in_threadgroup]]) {
   using Left = Tile<T, kTileRows, false>;
   using Right = Tile<T, kTileColumns, false>;
@@ -247,10 +247,15 @@ template <typename T, bool kMatrixUnits>
   product.clear();
   add_product(Operand<T, Left>{left, upstream, tile.first}, Operand<T, Right>{right, inputs, column}, first, end,
               kAligned, index, product);
-  device float* result = grad_weight + expert * args.gradient_stride;
   for (int element = 0; element < Product::kElements; ++element) {
     const Place at = place_of<Product>(element, index, tile, column, args.width);
-    if (at.exists) result[at.offset] = product.value(element);
+    if (!at.exists) continue;
+    const long offset = expert * args.gradient_stride + at.offset;
+    if (args.rounded) {
+      static_cast<device T*>(grad_weight)[offset] = T(product.value(element));
+    } else {
+      static_cast<device float*>(grad_weight)[offset] = product.value(element);
+    }
   }
 }
 

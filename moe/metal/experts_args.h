@@ -35,6 +35,7 @@ struct WeightProductArgs {
   int64_t width;
   int64_t gradient_stride;  // elements from expert to expert
   int32_t experts;
+  int32_t rounded;  // whether it has the rows' type, else float32
 };
 
 struct ZeroArgs {

@@ -102,8 +102,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> experts_backward(const Tensor& grad, 
                                                             const Tensor& expert_offsets, const Tensor& gate,
                                                             const std::optional<Tensor>& up, const Tensor& down,
                                                             const Tensor& gate_projection, const Tensor& up_projection,
-                                                            bool tensor_core, bool need_values, bool need_gate,
-                                                            bool need_up, bool need_down) {
+                                                            bool tensor_core, bool float32_weights, bool need_values,
+                                                            bool need_gate, bool need_up, bool need_down) {
   constexpr const char* kOp = "experts_backward";
   const CheckedWeights weights = check_weights(kOp, gate, up, down, tensor_core);
   check_rows_of_experts(kOp, "values", values, weights);
@@ -121,8 +121,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> experts_backward(const Tensor& grad, 
   const Tensor gates = as_contiguous(gate_projection);
   const Tensor ups = as_contiguous(up_projection);
 
+  const ScalarType gradient_type = float32_weights ? ScalarType::Float : rows.scalar_type();
   const auto empty_gradient = [&](bool needed, const Tensor& weight) {
-    return new_empty(rows, needed ? shape_of(weight) : std::vector<int64_t>{0}, ScalarType::Float);
+    return new_empty(rows, needed ? shape_of(weight) : std::vector<int64_t>{0}, gradient_type);
   };
   const Tensor grad_values =
       new_empty(rows, need_values ? shape_of(rows) : std::vector<int64_t>{0}, rows.scalar_type());

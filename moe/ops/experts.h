@@ -39,8 +39,9 @@ struct ExpertsBackwardCall {
   const Tensor* gate_projection = nullptr;  // [R, I], as the forward wrote it
   const Tensor* up_projection = nullptr;    // [R, I]
   const Tensor* grad_values = nullptr;      // [R, H], optional
-  // float32, shaped and strided like the weights, each optional. Each element is written once, those of experts without
-  // rows as exact zeros. The rows of an expert are summed in a fixed order.
+  // Shaped and strided like the weights, each optional; float32, or all of the weights' dtype, rounded from the same
+  // float32 sums. Each element is written once, those of experts without rows as exact zeros. The rows of an expert are
+  // summed in a fixed order.
   ExpertWeights grad_weights;
 };
 

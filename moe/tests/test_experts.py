@@ -205,9 +205,28 @@ def test_ops_do_not_trust_the_offsets(ops, device, dtype, strategy, offsets):
     assert output.shape == values.shape
     assert ops.experts(values, offsets, *matrices, tensor_core).shape == values.shape
     grad_values, *_ = ops.experts_backward(
-        values, values, offsets, *matrices, *projections, tensor_core, True, True, True, True
+        values, values, offsets, *matrices, *projections, tensor_core, True, True, True, True, True
     )
     assert grad_values.shape == values.shape
+
+
+@pytest.mark.small
+@by_strategy
+@pytest.mark.parametrize("shape", [RAGGED, Shape(140, 2, 1, 136, 72)], ids=["ragged", "several_tiles"])
+def test_gradients_of_weights_are_rounded_from_float32(ops, device, dtype, strategy, shape):
+    """Autograd asks for gradients in the weights' dtype, the explicit chain for the sums themselves."""
+    weights = make_weights(shape, dtype, device, 1)
+    matrices = weights["gate"], weights["up"], weights["down"]
+    values, grad = (normal((shape.tokens, shape.hidden), dtype, device=device, seed=seed) for seed in (2, 3))
+    offsets = torch.linspace(0, shape.tokens, shape.experts + 1).int().to(device)
+    tensor_core = strategy == "tensor_core"
+    _, *projections = ops.experts_training(values, offsets, *matrices, tensor_core)
+    arguments = grad, values, offsets, *matrices, *projections, tensor_core
+    _, *sums = ops.experts_backward(*arguments, True, True, True, True, True)
+    _, *rounded = ops.experts_backward(*arguments, False, True, True, True, True)
+    for wide, narrow in zip(sums, rounded, strict=True):
+        assert wide.dtype == F32
+        assert_bits_equal(narrow, wide.to(dtype))
 
 
 @pytest.mark.small

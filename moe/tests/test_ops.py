@@ -27,7 +27,8 @@ SCHEMAS = {
     "experts_training": f"(Tensor values, Tensor expert_offsets, {_EXPERTS}, bool tensor_core) "
     "-> (Tensor, Tensor, Tensor)",
     "experts_backward": f"(Tensor grad, Tensor values, Tensor expert_offsets, {_EXPERTS}, Tensor gate_projection, "
-    "Tensor up_projection, bool tensor_core, bool need_values, bool need_gate, bool need_up, bool need_down) "
+    "Tensor up_projection, bool tensor_core, bool float32_weights, bool need_values, bool need_gate, bool need_up, "
+    "bool need_down) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     "fused_experts": f"(Tensor input, Tensor indices, Tensor weights, {_EXPERTS}, bool tensor_core) -> Tensor",
     "gated_activation": "(Tensor input, str activation) -> Tensor",
@@ -84,6 +85,7 @@ def arguments(name, shape, dtype, device, *, optional=True, need=True):
         "activation": "silu" if optional else "gelu",
         "plane": optional,
         "tensor_core": False,
+        "float32_weights": optional,
         **dict.fromkeys(NEEDS, need),
     }
     result = []
@@ -184,7 +186,7 @@ def test_meta_tensors_in_meta_tensors_out(kernel, operation):
 )
 @pytest.mark.parametrize("optional", [True, False], ids=["gate_and_up", "fused_gate"])
 def test_a_gradient_that_is_not_needed_is_empty(ops, device, dtype, optional):
-    """Every combination of need_* gives the same gradients as all together; weights' are float32."""
+    """Every combination of need_* gives the same gradients as all together."""
     op = ops.experts_backward.default
     values = arguments("experts_backward", SHAPES[0], dtype, device, optional=optional)
     everything = op(*values)
@@ -192,8 +194,8 @@ def test_a_gradient_that_is_not_needed_is_empty(ops, device, dtype, optional):
         need_values, need_gate, need_up, need_down = need
         found = op(*values[:-4], *need)
         needed = need_values, need_gate, need_up and optional, need_down
-        for wanted, all_wanted, one, expected_dtype in zip(needed, everything, found, (dtype, F32, F32, F32)):
-            assert one.dtype == expected_dtype
+        for wanted, all_wanted, one in zip(needed, everything, found):
+            assert one.dtype == all_wanted.dtype
             if wanted:
                 assert_bits_equal(one, all_wanted)
             else:

@@ -55,8 +55,9 @@ RUDNN_LIBRARY(TORCH_EXTENSION_NAME, library) {
       "-> (Tensor output, Tensor gate_projection, Tensor up_projection)");
   library.def(
       "experts_backward(Tensor grad, Tensor values, Tensor expert_offsets, Tensor gate, Tensor? up, Tensor down, "
-      "Tensor gate_projection, Tensor up_projection, bool tensor_core, bool need_values, bool need_gate, bool need_up, "
-      "bool need_down) -> (Tensor grad_values, Tensor grad_gate, Tensor grad_up, Tensor grad_down)");
+      "Tensor gate_projection, Tensor up_projection, bool tensor_core, bool float32_weights, bool need_values, "
+      "bool need_gate, bool need_up, bool need_down) -> (Tensor grad_values, Tensor grad_gate, Tensor grad_up, Tensor "
+      "grad_down)");
   library.def(
       "fused_experts(Tensor input, Tensor indices, Tensor weights, Tensor gate, Tensor? up, Tensor down, "
       "bool tensor_core) -> Tensor");

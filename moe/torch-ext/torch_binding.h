@@ -40,14 +40,15 @@ Tensor experts(const Tensor& values, const Tensor& expert_offsets, const Tensor&
 std::tuple<Tensor, Tensor, Tensor> experts_training(const Tensor& values, const Tensor& expert_offsets,
                                                     const Tensor& gate, const std::optional<Tensor>& up,
                                                     const Tensor& down, bool tensor_core);
-// Gradients of values, and float32 of gate, up (of shape (0,) where gate holds both) and down. Those that are not
-// needed come back with shape (0,); `need_up` says nothing where gate holds both.
+// Gradients of values, gate, up (of shape (0,) where gate holds both) and down, those of weights in float32 or rounded
+// to the weights' dtype. Those that are not needed come back with shape (0,); `need_up` says nothing where gate holds
+// both.
 std::tuple<Tensor, Tensor, Tensor, Tensor> experts_backward(const Tensor& grad, const Tensor& values,
                                                             const Tensor& expert_offsets, const Tensor& gate,
                                                             const std::optional<Tensor>& up, const Tensor& down,
                                                             const Tensor& gate_projection, const Tensor& up_projection,
-                                                            bool tensor_core, bool need_values, bool need_gate,
-                                                            bool need_up, bool need_down);
+                                                            bool tensor_core, bool float32_weights, bool need_values,
+                                                            bool need_gate, bool need_up, bool need_down);
 // Dispatch, experts and combine in one: [T, H].
 Tensor fused_experts(const Tensor& input, const Tensor& indices, const Tensor& weights, const Tensor& gate,
                      const std::optional<Tensor>& up, const Tensor& down, bool tensor_core);

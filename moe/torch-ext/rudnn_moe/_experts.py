@@ -157,10 +157,8 @@ class ExpertsCache:
             _check_like_values(function, grad_output, values)
         arguments = grad_output, values, expert_offsets, *self._weights, *self._projections
         try:
-            needs = True, True, True, True
-            gradients = call(
-                _experts_backward_op, (*arguments, tensor_core, *needs), grad_output, values, *self._weights
-            )
+            flags = tensor_core, True, True, True, True, True
+            gradients = call(_experts_backward_op, (*arguments, *flags), grad_output, values, *self._weights)
         except REFUSALS:
             _check_like_values(function, grad_output, values)
             raise
@@ -472,17 +470,16 @@ def _backward_experts_training(ctx: Any, grad: torch.Tensor, *_: object) -> Grad
 
 def _gradients(grad: torch.Tensor, tensors: Any, projections: Any, tensor_core: bool, needed: Any) -> Gradients:
     """Returns the gradients of the arguments of the ops `experts` and `experts_training`, the flag's included."""
-    _, _, gate, up, down = tensors
     need_values, _, need_gate, need_up, need_down, _ = needed
     grad_values, grad_gate, grad_up, grad_down = _experts_backward_op(
-        grad, *tensors, *projections, tensor_core, need_values, need_gate, need_up, need_down
+        grad, *tensors, *projections, tensor_core, False, need_values, need_gate, need_up, need_down
     )
     return (
         grad_values if need_values else None,
         None,
-        grad_gate.to(gate.dtype) if need_gate else None,
-        grad_up.to(up.dtype) if need_up else None,
-        grad_down.to(down.dtype) if need_down else None,
+        grad_gate if need_gate else None,
+        grad_up if need_up else None,
+        grad_down if need_down else None,
         None,
     )
 
@@ -575,6 +572,7 @@ def _(
     gate_projection: torch.Tensor,
     up_projection: torch.Tensor,
     tensor_core: bool,
+    float32_weights: bool,
     need_values: bool,
     need_gate: bool,
     need_up: bool,
@@ -589,7 +587,7 @@ def _(
 
     def gradient(needed: bool, weight: torch.Tensor | None) -> torch.Tensor:
         shape = weight.shape if needed and weight is not None else (0,)
-        return values.new_empty(shape, dtype=torch.float32)
+        return values.new_empty(shape, dtype=torch.float32 if float32_weights else values.dtype)
 
     grad_weights = gradient(need_gate, gate), gradient(need_up, up), gradient(need_down, down)
     return values.new_empty(values.shape if need_values else (0,)), *grad_weights
