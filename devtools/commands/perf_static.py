@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from devtools import local_kernels
+from devtools import cuda_toolkit, local_kernels
 from devtools.commands.build import build
 from devtools.console import console, heading, notice
 from devtools.errors import Failure
@@ -18,7 +18,6 @@ from devtools.families import Family, select
 from devtools.project import ROOT, relative
 
 if TYPE_CHECKING:
-    from devtools import cuda_toolkit
     from devtools.transactions import Row
 
 HELP = "tell registers, spills and memory transactions of the CUDA kernels, without a GPU"
