@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) selected_router_wei
 
 // With shares n = s / d, of the chosen scores s and their divisor d, and g the gradients of the weights, a term is
 // t = scale * n * g, or scale * n * (g - sum(g * n)) if d is the sum of s: a score times its gradient, without a
-// division by a sum that may be very small. With T_e the sum of expert e's terms, the gradient of logit e is T_e - p_e
-// * sum(t) through the softmax, and T_e * (1 - p_e) through the sigmoid.
+// division by a sum that may be very small. With T_e the sum of expert e's terms, the gradient of logit e is
+// T_e - p_e * sum(t) through the softmax, and T_e * (1 - p_e) through the sigmoid.
 template <class T>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) selected_router_backward(SelectedRouterArgs args) {
   __shared__ int chosen_experts[kWarpsPerBlock][kMaxSelected];

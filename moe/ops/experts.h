@@ -40,8 +40,8 @@ struct ExpertsBackwardCall {
   const Tensor* up_projection = nullptr;    // [R, I]
   const Tensor* grad_values = nullptr;      // [R, H], optional
   // Shaped and strided like the weights, each optional; float32, or all of the weights' dtype, rounded from the same
-  // float32 sums. Each element is written once, those of experts without rows as exact zeros. The rows of an expert are
-  // summed in a fixed order.
+  // float32 sums, of which denormal ones may become 0. Each element is written once, those of experts without rows as
+  // exact zeros. The rows of an expert are summed in a fixed order.
   ExpertWeights grad_weights;
 };
 
