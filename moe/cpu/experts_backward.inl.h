@@ -71,6 +71,36 @@ inline void add_terms(const float* const (&factors)[kOuterRows], int64_t k_strid
   }
 }
 
+template <class T>
+inline void prefetch_row(const T* row, int64_t columns) {
+  const auto* bytes = reinterpret_cast<const char*>(row);
+  for (int64_t offset = 0; offset < columns * static_cast<int64_t>(sizeof(T)); offset += 64) {
+    __builtin_prefetch(bytes + offset, 0, 2);
+  }
+}
+
+// Rows that will be needed soon, fetched a few at a time while others are multiplied.
+template <class T>
+class ComingRows {
+ public:
+  ComingRows(const T* rows, int64_t stride, int64_t count, int64_t columns, int64_t steps)
+      : rows_(rows), stride_(stride), count_(count), columns_(columns), share_((count + steps - 1) / steps) {}
+
+  void fetch_some() {
+    for (int64_t i = 0; i < share_ && next_ < count_; ++i, ++next_) {
+      prefetch_row(rows_ + next_ * stride_, columns_);
+    }
+  }
+
+ private:
+  const T* rows_;
+  int64_t stride_;
+  int64_t count_;
+  int64_t columns_;
+  int64_t share_;
+  int64_t next_ = 0;
+};
+
 // Adds the product of row_count rows of factors and `columns` columns of `length` rows of b to a tile, or sets it.
 template <class T>
 inline void add_product(const Factors& a, int64_t row_count, const T* b, int64_t b_stride, int64_t columns,
@@ -79,9 +109,13 @@ inline void add_product(const Factors& a, int64_t row_count, const T* b, int64_t
   for (int64_t begin = 0; begin < length; begin += kPanelLength) {
     const int64_t end = smaller(begin + kPanelLength, length);
     fill_panel(b + begin * b_stride, b_stride, end - begin, columns, panel);
+    const int64_t coming = smaller(end + kPanelLength, length);
+    ComingRows<T> next_panel(b + end * b_stride, b_stride, coming - end, columns,
+                             (row_count + kOuterRows - 1) / kOuterRows);
     for (int64_t first = 0; first < row_count; first += kOuterRows) {
       float* totals[kOuterRows];
       for (int row = 0; row < kOuterRows; ++row) totals[row] = tile.rows[first + row];
+      next_panel.fetch_some();
       for (int64_t k = begin; k < end; k += kOuterLength) {
         const float* factors[kOuterRows];
         for (int row = 0; row < kOuterRows; ++row) {
@@ -158,6 +192,19 @@ void project_group_back(const ExpertsBackwardArgs& args, const ExpertGroup& grou
   });
 }
 
+// Rows of a group's factors for a tile of weight rows, one after the other: as they lie they would share a few sets of
+// the cache.
+struct FactorRows {
+  alignas(64) float rows[kPanelLength][kTileRows];
+};
+
+inline void fill_factors(const float* data, int64_t stride, int64_t count, int64_t columns, FactorRows& factors) {
+  for (int64_t k = 0; k < count; ++k) {
+    for_each_vector(
+        columns, [&](int64_t i, auto lanes) { store(factors.rows[k] + i, load(data + k * stride + i, lanes), lanes); });
+  }
+}
+
 // The gradient of a weight of a group: the sum over its rows of factors[row][weight row] * operand[row][column].
 template <class Gradient, class T>
 void differentiate_weight(const ExpertGroup& group, const float* factors, int64_t weight_rows, const T* operand,
@@ -166,9 +213,14 @@ void differentiate_weight(const ExpertGroup& group, const float* factors, int64_
   Gradient* matrix = static_cast<Gradient*>(gradient.data) + group.expert * gradient.stride + column;
   for_each_tile(0, weight_rows, [&](int64_t first, int64_t count) {
     Tile tile = {};
-    const Factors transposed = {factors + group.begin * weight_rows + first, 1, weight_rows};
-    add_product(transposed, count, operand + group.begin * width + column, width, columns, group.end - group.begin,
-                true, tile);
+    FactorRows packed;
+    for (int64_t row = 0; row < count; ++row) prefetch_row(matrix + (first + row) * width, columns);
+    for (int64_t row = group.begin; row < group.end; row += kPanelLength) {
+      const int64_t length = smaller(kPanelLength, group.end - row);
+      fill_factors(factors + row * weight_rows + first, weight_rows, length, count, packed);
+      add_product({packed.rows[0], 1, kTileRows}, count, operand + row * width + column, width, columns, length,
+                  row == group.begin, tile);
+    }
     store_tile(tile, count, columns, matrix + first * width, width);
   });
 }
