@@ -25,7 +25,7 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 def strategies() -> list:
     """Each dtype with each strategy that the loaded build has for it on the hardware at hand."""
-    supported = load_kernel()._experts.TENSOR_CORE_DTYPES
+    supported = load_kernel()._strategy.TENSOR_CORE_DTYPES
     cases = [(dtype, "scalar", f"{name}_scalar") for name, dtype in DTYPES.items()]
     cases += [(dtype, "tensor_core", f"{name}_tensor_core") for name, dtype in DTYPES.items() if dtype in supported]
     return [pytest.param(dtype, strategy, id=id) for dtype, strategy, id in cases]

@@ -86,7 +86,7 @@ def test_any_indices(kernel, device, shape, seed, data):
         assert torch.equal(found.cpu(), expected)
     experts = kernel.SwiGluExperts(*(matrix.to(device) for matrix in matrices.values()))
     assert_close_to_exact(dispatched.combine(experts.forward_dispatched(dispatched)), exact, plain)
-    fused = kernel._experts.mix(
+    fused = kernel._experts_ops.mix(
         input.to(device), indices.to(device), weights.to(device), experts.gate, experts.up, experts.down, False
     )
     assert_close_to_exact(fused, exact, plain)

@@ -13,14 +13,7 @@ plain PyTorch.
 from . import layers, reference
 from ._dispatch import CombineGradients, DispatchedTokens
 from ._errors import MoeError
-from ._experts import (
-    ExpertGradients,
-    ExpertsCache,
-    ExpertsPlan,
-    ExpertsTraining,
-    SwiGluExperts,
-    experts_plan,
-)
+from ._experts import ExpertGradients, ExpertsCache, ExpertsTraining, SwiGluExperts
 from ._gated_activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from ._options import (
     CombineGradientStrategy,
@@ -34,6 +27,7 @@ from ._plan import RouterTrainingPlan, RoutingPlan
 from ._route import route
 from ._route_sigmoid_grouped import route_sigmoid_grouped
 from ._selected_router import selected_router_backward, selected_router_weights
+from ._strategy import ExpertsPlan, experts_plan
 from ._transformers import experts_forward
 
 __all__ = [

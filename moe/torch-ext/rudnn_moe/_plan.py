@@ -8,9 +8,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ._calls import Saved, call
-from ._checks import FLOAT_DTYPES
 from ._dispatch import DispatchedTokens, check_dispatch, dispatch_op
-from ._errors import DEVICES, INDEX_DTYPES, REFUSALS, MoeChecks
+from ._errors import INDEX_DTYPES, REFUSALS, MoeChecks
 from ._options import RouterWeightOptions
 from ._selected_router import gradient_of, weights_of
 
@@ -34,28 +33,6 @@ class RoutingPlan:
     experts: int
 
     def __post_init__(self) -> None:
-        if not self._is_of_route():
-            self._check()
-
-    def _is_of_route(self) -> bool:
-        """Tells whether the ops that make plans could have made this one, which needs no further check."""
-        indices, weights = self.expert_indices, self.weights
-        return (
-            type(indices) is type(weights) is torch.Tensor
-            and indices.dtype is torch.int32
-            and weights.dtype in FLOAT_DTYPES
-            and indices.layout is weights.layout is torch.strided
-            and not (indices.is_nested or weights.is_nested)
-            and indices.shape == weights.shape
-            and len(indices.shape) == 2
-            and indices.shape[1] > 0
-            and indices.device == weights.device
-            and indices.device.type in DEVICES
-            and type(self.experts) is int
-            and self.experts > 0
-        )
-
-    def _check(self) -> None:
         check = MoeChecks("RoutingPlan")
         indices = check.integers("expert_indices", self.expert_indices, *INDEX_DTYPES)
         check.axes("expert_indices", indices, "T, k")
@@ -109,6 +86,15 @@ class RoutingPlan:
         return RouterTrainingPlan(self, logits, options)
 
 
+def plan_of_router(indices: torch.Tensor, weights: torch.Tensor, experts: int) -> RoutingPlan:
+    """Returns the plan that a router's op has made, which needs no check."""
+    if is_dynamo_compiling():
+        return RoutingPlan(indices, weights, experts)
+    plan = object.__new__(RoutingPlan)
+    plan.__dict__.update(expert_indices=indices, weights=weights, experts=experts)
+    return plan
+
+
 @dataclass(frozen=True, eq=False)
 class RouterTrainingPlan:
     """A routing with weights from `selected_router_weights`; `RoutingPlan.into_training` makes it.
@@ -132,7 +118,7 @@ class RouterTrainingPlan:
         weights = weights_of(function, self.logits, indices, self.options)
         if self.logits.shape[1] != experts:
             MoeChecks(function).fail("logits", f"have {experts} experts", self.logits)
-        object.__setattr__(self, "routing", RoutingPlan(indices, weights, experts))
+        object.__setattr__(self, "routing", plan_of_router(indices, weights, experts))
         object.__setattr__(self, "_saved", Saved(logits=self.logits, expert_indices=indices))
 
     def backward(self, grad_weights: torch.Tensor) -> torch.Tensor:

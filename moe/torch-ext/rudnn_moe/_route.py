@@ -13,7 +13,7 @@ from ._calls import call
 from ._errors import INT32_MAX, REFUSALS, MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 from ._options import RouterScoring, RouterWeightOptions, RoutingOptions
-from ._plan import RoutingPlan
+from ._plan import RoutingPlan, plan_of_router
 from ._selected_router import MAX_SELECTED
 
 _route_op = ops.route.default
@@ -46,7 +46,7 @@ def route(logits: torch.Tensor, options: RoutingOptions) -> RoutingPlan:
     except REFUSALS:
         check_route("route", logits, options)
         raise
-    return RoutingPlan(indices, weights, logits.shape[1])
+    return plan_of_router(indices, weights, logits.shape[1])
 
 
 def choose(logits: torch.Tensor, options: RoutingOptions) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from ._calls import call
 from ._errors import REFUSALS, MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 from ._options import MAX_GROUPED_EXPERTS, GroupRoutingOptions, RouterScoring
-from ._plan import RoutingPlan
+from ._plan import RoutingPlan, plan_of_router
 
 _route_sigmoid_grouped_op = ops.route_sigmoid_grouped.default
 
@@ -49,7 +49,7 @@ def route_sigmoid_grouped(logits: torch.Tensor, bias: torch.Tensor | None, optio
     except REFUSALS:
         check_route_sigmoid_grouped(function, logits, bias, options)
         raise
-    return RoutingPlan(indices, weights, logits.shape[1])
+    return plan_of_router(indices, weights, logits.shape[1])
 
 
 def choose_from_groups(

@@ -9,8 +9,9 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from ._errors import REFUSALS, MoeChecks
-from ._experts import check_weights, mix, uses_tensor_core
+from ._experts_ops import check_weights, mix
 from ._options import GroupedStrategy
+from ._strategy import uses_tensor_core
 
 _FUNCTION = "experts_forward"
 
