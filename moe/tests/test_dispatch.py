@@ -14,6 +14,7 @@ SHAPES = [
     pytest.param(Shape(70, 7, 3, 33, 1), id="many_tokens", marks=pytest.mark.simt_checked),
     pytest.param(Shape(9, 300, 9, 8, 1), id="many_experts"),
     pytest.param(Shape(130, 2, 2, 4, 1), id="long_experts"),
+    pytest.param(Shape(900, 2100, 3, 4, 1), id="more_experts_than_a_warp_counts"),
 ]
 MAPS = ("expert_offsets", "row_experts", "row_tokens", "row_slots", "slot_rows")
 

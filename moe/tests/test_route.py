@@ -47,7 +47,7 @@ def test_choice_weights_and_gradient(kernel, device, experts, top_k, dtype, reno
 
 
 @by_dtype
-@pytest.mark.parametrize("experts", [5, 16, 37, 200])
+@pytest.mark.parametrize("experts", [5, 16, 37, 200, 1500])
 def test_equal_scores_favour_the_lower_expert(kernel, device, dtype, experts):
     logits = torch.zeros(3, experts, dtype=dtype, device=device)
     logits[1, experts - 1] = 1
@@ -67,7 +67,7 @@ def test_scores_that_vanish_are_equal(kernel, device):
 
 
 @by_dtype
-@pytest.mark.parametrize("experts", [4, 19, 130])
+@pytest.mark.parametrize("experts", [4, 19, 130, 1500])
 @pytest.mark.parametrize("renormalize", [False, True], ids=["softmax", "renormalized"])
 def test_rows_that_are_not_finite(kernel, device, dtype, experts, renormalize):
     """NaN weights, valid and distinct experts, and no other row is disturbed."""
