@@ -84,7 +84,7 @@ def readable(names: Iterable[str]) -> dict[str, str]:
 
 def _shortened(name: str) -> str:
     name = re.sub(r"^void ", "", name).replace("(anonymous namespace)::", "").replace("rudnn::", "")
-    name = re.sub(r"\((?:int|unsigned int|bool|long)\)", "", name)  # how some demanglers write template arguments
+    name = re.sub(r"\([\w ]+\)(?=-?\d)", "", name)  # the types of template arguments: "(bool)1"
     return re.sub(r"\(.*\)$", "", name).replace(" >", ">")
 
 

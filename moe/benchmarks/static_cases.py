@@ -69,8 +69,15 @@ def _moves(ops: ModuleType, name: str, dtype: torch.dtype, width: int) -> Iterat
             lambda plane=bool(plane): ops.combine_backward(tokens, values, weights, *maps, plane, True, True),
         )
     both = torch.randn(8, 2 * width).to(dtype)
-    yield f"gated_activation {name}, forward", lambda: ops.gated_activation(both, "silu")
-    yield f"gated_activation {name}, backward", lambda: ops.gated_activation_backward(tokens, both, "silu")
+    for activation in ("silu", "gelu", "gelu_tanh"):
+        yield (
+            f"gated_activation {name}, {activation}, forward",
+            lambda activation=activation: ops.gated_activation(both, activation),
+        )
+        yield (
+            f"gated_activation {name}, {activation}, backward",
+            lambda activation=activation: ops.gated_activation_backward(tokens, both, activation),
+        )
 
 
 def _products(ops: ModuleType, name: str, dtype: torch.dtype, tensor_core: bool) -> Iterator[Case]:
