@@ -168,6 +168,9 @@ def markdown(command: str, facts: Mapping[str, str], rows: Iterable[Sequence[str
 def draw(path: Path, facts: Mapping[str, str], records: Sequence[Record]) -> None:
     """Draws how many times faster each operator is than PyTorch, a panel for each operator and direction.
 
+    Where PyTorch is no peer of an operator, it is compared with its fastest one. What a shape says after a colon is
+    left to the table.
+
     Args:
         path: The picture to write.
         facts: What `machine` returned.
@@ -180,18 +183,20 @@ def draw(path: Path, facts: Mapping[str, str], records: Sequence[Record]) -> Non
 
     threads = max((record["threads"] for record in records), default=1)
     place = facts["gpu"] if "gpu" in facts else f"{threads} threads, {facts['cpu']}"
-    panels: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    panels: dict[str, dict[str, dict[str, float]]] = {}
     for record in records:
-        ratio = record.get("times_faster_than", {}).get("PyTorch")
-        if ratio is not None and record["threads"] == threads:
-            bars = panels.setdefault((record["op"], record["direction"]), {})
-            bars.setdefault(record["dtype"], {})[record["shape"]] = ratio
+        ratios = record.get("times_faster_than")
+        if ratios and record["threads"] == threads:
+            peer = "" if "PyTorch" in ratios else ", than the fastest peer"
+            bars = panels.setdefault(f"{record['op']}, {record['direction']}{peer}", {})
+            shape = record["shape"].partition(":")[0]
+            bars.setdefault(record["dtype"], {})[shape] = ratios.get("PyTorch", min(ratios.values()))
     columns = 2
     rows = max(1, math.ceil(len(panels) / columns))
     figure, grid = pyplot.subplots(rows, columns, figsize=(13, 2.6 * rows), squeeze=False, layout="constrained")
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
-    for axes, ((op, direction), bars) in zip(grid.flat, panels.items(), strict=False):
+    for axes, (title, bars) in zip(grid.flat, panels.items(), strict=False):
         shapes = list(dict.fromkeys(shape for ratios in bars.values() for shape in ratios))
         width = 0.8 / len(bars)
         for index, (dtype, ratios) in enumerate(bars.items()):
@@ -202,8 +207,9 @@ def draw(path: Path, facts: Mapping[str, str], records: Sequence[Record]) -> Non
         axes.yaxis.set_minor_formatter("{x:.2g}")
         axes.tick_params(axis="y", which="both", labelsize=7)
         axes.axhline(1, color="black", linewidth=1)
-        axes.set_xticks(range(len(shapes)), shapes, fontsize=7, rotation=30 if len(shapes) > 6 else 0)
-        axes.set_title(f"{op}, {direction}", fontsize=9)
+        tilt = {"rotation": 30, "ha": "right"} if sum(map(len, shapes)) > 80 else {}
+        axes.set_xticks(range(len(shapes)), shapes, fontsize=7, **tilt)
+        axes.set_title(title, fontsize=9)
         axes.legend(fontsize=7)
     figure.suptitle(f"Times faster than PyTorch {facts['torch']}, {place}, {facts['date']}", fontsize=10)
     figure.savefig(path, dpi=100)

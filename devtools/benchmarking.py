@@ -249,10 +249,10 @@ def synchronize(device: str) -> None:
 def alternate(
     contenders: Mapping[str, Callable[[], object]], effort: Effort, timed: Clock = _wall_clock
 ) -> dict[str, list[float]]:
-    """Returns the seconds per call of each contender, sampled in turn: A B C, A B C, ...
+    """Returns the seconds per call of each contender, sampled in turn: A B C, C B A, ...
 
-    The garbage collector stays off meanwhile. Every sample repeats its call often enough to be longer than the
-    clock's and the loop's own cost.
+    So none always follows the same other, whose memory and caches it gets. The garbage collector stays off meanwhile.
+    Every sample repeats its call often enough to be longer than the clock's and the loop's own cost.
     """
     repeats = {name: _warm_up(call, effort.sample_seconds, timed) for name, call in contenders.items()}
     one_round = sum(count * seconds for count, seconds in repeats.values())
@@ -262,8 +262,8 @@ def alternate(
     gc.collect()
     gc.disable()
     try:
-        for _ in range(rounds):
-            for name, call in contenders.items():
+        for round_number in range(rounds):
+            for name, call in list(contenders.items())[:: -1 if round_number % 2 else 1]:
                 count = repeats[name][0]
                 samples[name].append(timed(call, count) / count)
     finally:

@@ -33,8 +33,8 @@ def test_times_are_those_of_the_calls():
 
 def test_contenders_take_turns():
     order = []
-    alternate({name: lambda name=name: order.append(name) or time.sleep(1e-3) for name in "ab"}, EFFORT)
-    assert order[-6:] == list("ababab")
+    alternate({name: lambda name=name: order.append(name) or time.sleep(1e-3) for name in "abc"}, EFFORT)
+    assert order[-9:] == list("abccbaabc")
 
 
 def test_result_is_complete():

@@ -52,7 +52,7 @@ class Model:
         return experts * 3 * self.hidden * self.intermediate
 
 
-MODEL = Model("32 experts", 32, 4, 1024, 512)
+MODEL = Model("a small model", 32, 4, 1024, 512)
 MODELS = (
     Model("Mixtral 8x7B / 4", 8, 2, 1024, 3584),
     Model("Qwen3-30B-A3B", 128, 8, 2048, 768),
@@ -93,6 +93,9 @@ def cases(kernel: ModuleType, quick: bool, device: str) -> Iterator[Case]:
     yield from router_cases(kernel, device)
     if quick:
         return
+    module = Experts(MODEL, F16, device)
+    for tokens in (1, TRAINING_TOKENS):
+        yield forward_case(kernel, MODEL, module, tokens)
     yield from strategy_cases(kernel, device)
     for model in MODELS:
         module = Experts(model, BF16, device)
@@ -127,20 +130,22 @@ def forward_case(
     dtype, device = module.down_proj.dtype, module.down_proj.device.type
     inputs = make_inputs(model, tokens, dtype, device, skewed)
     ours = ours_with(kernel, module, strategy)
-    peers = {"eager": eager_experts}
+    peers = {"eager": partial(eager_experts, module)}
     if grouped_mm_experts_forward is not None:
-        peers["grouped_mm"] = grouped_mm_experts_forward
+        peers["grouped_mm"] = partial(grouped_mm_experts_forward, module)
         if compiled:
-            peers["torch.compile"] = compiled_grouped_mm()
+            peers["torch.compile"] = partial(compiled_grouped_mm(), module)
+    if strategy is not None:
+        peers = {"auto": ours_with(kernel, module, "auto")}
     used = len(inputs[1].unique())
     return Case(
-        op="experts" if strategy is None else f"experts, {strategy}",
+        op=f"experts of {model.name}" if strategy is None else f"experts, {strategy}",
         shape=title(model, tokens, skewed),
         dtype=dtype,
         device=device,
         threads=2,
         ours=without_gradients(lambda: ours(*inputs)),
-        peers={name: without_gradients(lambda call=call: call(module, *inputs)) for name, call in peers.items()},
+        peers={name: without_gradients(lambda call=call: call(*inputs)) for name, call in peers.items()},
         check=lambda: forward_is_right(kernel, ours, module, inputs),
         bytes=(model.weights_of(used) + 2 * inputs[0].numel()) * dtype.itemsize,
         flops=2 * inputs[1].numel() * model.weights_of(1),
@@ -162,7 +167,7 @@ def training_case(kernel: ModuleType, model: Model, module: Experts, tokens: int
     used = len(inputs[1].unique())
     weights = model.weights_of(used) + model.weights_of(used) + model.weights_of(model.experts)
     return Case(
-        op="experts",
+        op=f"experts of {model.name}",
         shape=title(model, tokens, False),
         dtype=dtype,
         direction="forward+backward",
@@ -177,13 +182,12 @@ def training_case(kernel: ModuleType, model: Model, module: Experts, tokens: int
 
 
 def strategy_cases(kernel: ModuleType, device: str) -> Iterator[Case]:
-    """Generates the forward with each strategy that the hardware has."""
-    for dtype in (BF16, F16):
-        module = Experts(MODEL, dtype, device)
-        chosen = kernel.experts_plan(dtype, device)
-        for strategy in (chosen.strategy, *(each for each in chosen.reasons if chosen.strategy != "scalar")):
-            for tokens in (1, TRAINING_TOKENS):
-                yield forward_case(kernel, MODEL, module, tokens, strategy=strategy.value)
+    """Generates the forward with each strategy that the hardware has, beside the one that `auto` takes."""
+    module = Experts(MODEL, BF16, device)
+    chosen = kernel.experts_plan(BF16, device)
+    for strategy in (chosen.strategy, *(each for each in chosen.reasons if chosen.strategy != "scalar")):
+        for tokens in (1, TRAINING_TOKENS):
+            yield forward_case(kernel, MODEL, module, tokens, strategy=strategy.value)
 
 
 def router_cases(kernel: ModuleType, device: str) -> Iterator[Case]:
@@ -256,7 +260,7 @@ def activation_cases(kernel: ModuleType, device: str) -> Iterator[Case]:
 def title(model: Model, tokens: int, skewed: bool) -> str:
     """Returns what the table calls a shape."""
     sizes = f"top {model.top_k} of {model.experts}, {model.hidden} x {model.intermediate}"
-    return f"T={tokens}{' skewed' if skewed else ''}, {model.name}: {sizes}"
+    return f"T={tokens}{' skewed' if skewed else ''}: {sizes}"
 
 
 def ours_with(kernel: ModuleType, module: Experts, strategy: str | None) -> Callable[..., Tensor]:
