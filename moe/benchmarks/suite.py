@@ -1,8 +1,8 @@
 """The cases of `./dev bench moe`: the experts of models from one token to two thousand, forward and in training.
 
-The peers compute with the same module: eager, expert by expert, and Transformers' default, grouped_mm, as it is and
-through torch.compile. Every call makes fresh outputs, the kernel's as its peers', and no gradient is wanted where only
-the forward is timed.
+The peers compute with the same module: eager, expert by expert, Transformers' batched_mm, and its default, grouped_mm,
+as it is and through torch.compile. Every call makes fresh outputs, the kernel's as its peers', and no gradient is
+wanted where only the forward is timed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from torch import Tensor, nn
 from devtools.benchmarking import Case
 
 try:
-    from transformers.integrations.moe import _default_apply_gate, grouped_mm_experts_forward
-except ImportError:  # a peer where it is installed
-    _default_apply_gate = grouped_mm_experts_forward = None
+    from transformers.integrations.moe import (
+        _default_apply_gate,
+        batched_mm_experts_forward,
+        grouped_mm_experts_forward,
+    )
+except ImportError:  # peers where it is installed
+    _default_apply_gate = batched_mm_experts_forward = grouped_mm_experts_forward = None
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 TOKENS = (1, 16, 128, 512, 2048)
@@ -31,8 +35,11 @@ CHECKED_TOKENS = 16
 """Results of so many tokens are compared with float64; tokens do not depend on each other."""
 CHECKED_EXPERTS = 8
 """The gradients of so many experts' weights are compared with float64; experts do not depend on each other."""
-EAGER_TRAINING_EXPERTS = 32
-"""Eager writes a gradient as large as all weights for each expert: with more experts a step takes minutes."""
+EAGER_TRAINING_EXPERTS = 8
+"""Eager writes a gradient as large as all weights for each expert: with more experts a step takes seconds to minutes,
+and the memory that it leaves behind slows what comes next."""
+BATCHED_TOKENS = 16
+"""batched_mm copies an expert's weights for each choice of each token: with more tokens that takes gigabytes."""
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -133,6 +140,8 @@ def forward_case(
     peers = {"eager": partial(eager_experts, module)}
     if grouped_mm_experts_forward is not None:
         peers["grouped_mm"] = partial(grouped_mm_experts_forward, module)
+        if tokens <= BATCHED_TOKENS:
+            peers["batched_mm"] = partial(batched_mm_experts_forward, module)
         if compiled:
             peers["torch.compile"] = partial(compiled_grouped_mm(), module)
     if strategy is not None:
