@@ -11,9 +11,9 @@ namespace rudnn {
 // Rows are contiguous.
 struct RouteSigmoidGroupedArgs {
   DType dtype = DType::kFloat32;  // of logits and weights
-  int64_t experts = 0;            // at most kMaxGroupedExperts
-  int64_t top_k = 0;              // at most kMaxGroupedTopK
-  int64_t groups = 0;             // at most kMaxGroups
+  int64_t experts = 0;            // at most kMostGroupedExperts
+  int64_t top_k = 0;              // at most kMostGroupedTopK
+  int64_t groups = 0;             // at most kMostGroups
   int64_t selected_groups = 0;
   bool group_top_two = false;
   bool renormalize = false;

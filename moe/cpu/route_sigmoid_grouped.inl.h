@@ -8,15 +8,15 @@ namespace rudnn::RUDNN_ISA {
 namespace {
 
 struct Experts {
-  float scores[kMaxGroupedExperts];
-  int32_t orders[selection_orders(kMaxGroupedExperts)];  // of the corrected scores
-  int32_t maxima[selection_blocks(kMaxGroupedExperts)];
+  float scores[kMostGroupedExperts];
+  int32_t orders[selection_orders(kMostGroupedExperts)];  // of the corrected scores
+  int32_t maxima[selection_blocks(kMostGroupedExperts)];
 };
 
 struct Groups {
-  int32_t orders[selection_orders(kMaxGroups)];  // of the groups' scores
-  int32_t maxima[selection_blocks(kMaxGroups)];
-  bool selected[kMaxGroups];
+  int32_t orders[selection_orders(kMostGroups)];  // of the groups' scores
+  int32_t maxima[selection_blocks(kMostGroups)];
+  bool selected[kMostGroups];
 };
 
 // Scores a row; returns whether it holds NaN.
@@ -72,7 +72,7 @@ template <class T>
 [[gnu::flatten]] void forward(const RouteSigmoidGroupedArgs& args, int64_t begin, int64_t end) {
   Experts experts;
   Groups groups;
-  float chosen[kMaxGroupedTopK];
+  float chosen[kMostGroupedTopK];
   for (int64_t row = begin; row < end; ++row) {
     int32_t* indices = args.indices + row * args.top_k;
     T* weights = static_cast<T*>(args.weights) + row * args.top_k;

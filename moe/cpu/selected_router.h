@@ -13,7 +13,7 @@ namespace rudnn {
 struct SelectedRouterArgs {
   DType dtype = DType::kFloat32;  // of the logits and their gradient
   int64_t experts = 0;
-  int64_t top_k = 0;  // at most kMaxSelected
+  int64_t top_k = 0;  // at most kMostSelected
   RouterScoring scoring = RouterScoring::kSoftmax;
   bool renormalize = false;
   float scale = 1;

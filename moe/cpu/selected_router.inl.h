@@ -17,7 +17,7 @@ class Row {
     }
     if (!valid_) return;
     if constexpr (kScoring == RouterScoring::kSoftmax) measure(args.experts);
-    T chosen[kMaxSelected];
+    T chosen[kMostSelected];
     for (int64_t j = 0; j < top_k_; ++j) chosen[j] = logits_[indices_[j]];
     for_each_vector(top_k_, [&](int64_t offset, auto lanes) {
       store(scores_ + offset, score(load(chosen + offset, lanes)), lanes);
@@ -55,8 +55,8 @@ class Row {
 
   const T* logits_;
   int64_t top_k_;
-  int64_t indices_[kMaxSelected];
-  float scores_[kMaxSelected];
+  int64_t indices_[kMostSelected];
+  float scores_[kMostSelected];
   Vec largest_ = broadcast(0.0f);
   Vec reciprocal_ = broadcast(0.0f);
   double sum_ = 0;

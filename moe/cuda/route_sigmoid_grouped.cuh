@@ -8,14 +8,14 @@
 
 namespace rudnn {
 
-constexpr int kMostGroupsPerLane = kMaxGroups / kWarpSize;
-constexpr int kMostChosenPerLane = kMaxGroupedTopK / kWarpSize;
+constexpr int kMostGroupsPerLane = kMostGroups / kWarpSize;
+constexpr int kMostChosenPerLane = kMostGroupedTopK / kWarpSize;
 
 struct RouteSigmoidGroupedArgs {
   int64_t tokens;
   int experts;
-  int top_k;   // at most kMaxGroupedTopK
-  int groups;  // at most kMaxGroups
+  int top_k;   // at most kMostGroupedTopK
+  int groups;  // at most kMostGroups
   int selected_groups;
   bool group_top_two;
   bool renormalize;

@@ -7,12 +7,12 @@
 
 namespace rudnn {
 
-constexpr int kSelectedPerLane = kMaxSelected / kWarpSize;
+constexpr int kSelectedPerLane = kMostSelected / kWarpSize;
 
 struct SelectedRouterArgs {
   int64_t tokens;
   int experts;
-  int top_k;  // at most kMaxSelected
+  int top_k;  // at most kMostSelected
   RouterScoring scoring;
   bool renormalize;
   float scale;
@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) selected_router_wei
 // T_e - p_e * sum(t) through the softmax, and T_e * (1 - p_e) through the sigmoid.
 template <class T>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) selected_router_backward(SelectedRouterArgs args) {
-  __shared__ int chosen_experts[kWarpsPerBlock][kMaxSelected];
-  __shared__ float chosen_terms[kWarpsPerBlock][kMaxSelected];
+  __shared__ int chosen_experts[kWarpsPerBlock][kMostSelected];
+  __shared__ float chosen_terms[kWarpsPerBlock][kMostSelected];
   const int64_t token = grid_warp();
   if (token >= args.tokens) return;
   const int lane = warp_lane(), warp = threadIdx.x / kWarpSize;

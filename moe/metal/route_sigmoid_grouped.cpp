@@ -6,9 +6,6 @@
 
 namespace rudnn {
 
-static_assert(kMostExperts >= kMaxGroupedExperts && kMostGroups >= kMaxGroups,
-              "a token's scores fit the shader's memory");
-
 void launch_route_sigmoid_grouped(const RouteSigmoidGroupedCall& call) {
   metal::run_on_device([&] {
     RouteSigmoidGroupedArgs args;

@@ -27,7 +27,7 @@ inline float group_score(threadgroup const float* corrected, int size) {
 
 // What a simdgroup keeps of its token.
 struct TokenScores {
-  float corrected[kMostExperts];
+  float corrected[kMostGroupedExperts];
   uint group_ranks[kMostGroups];
   bool is_kept[kMostGroups];
 };

@@ -3,6 +3,7 @@
 
 #include "common/fixed_width.h"
 #include "metal/router_limits.h"
+#include "ops/limits.h"
 
 namespace rudnn {
 

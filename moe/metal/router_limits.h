@@ -8,10 +8,6 @@ enum RouterLimit : int {
   kTokens = 4,          // of a threadgroup, each of which has a simdgroup
   kTokenThreads = kTokens * kSimdgroupSize,
   kHeldScores = 8,  // that a thread keeps of its token
-  // Of the grouped and the selected router.
-  kMostExperts = 1024,
-  kMostGroups = 128,
-  kMostSelected = 64,
 };
 
 }  // namespace rudnn

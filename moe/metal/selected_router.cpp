@@ -5,8 +5,6 @@
 
 namespace rudnn {
 
-static_assert(kMostSelected >= kMaxSelected, "a token's choices fit the shader's memory");
-
 namespace {
 
 // A launch of a simdgroup for each token, without what the direction adds.

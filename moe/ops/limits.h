@@ -1,16 +1,15 @@
-// The sizes that routers take at most. Free of Torch, so that device and ISA-specific code can include it.
+// The sizes that routers take at most, for every backend and for shaders.
 #pragma once
-
-#include <cstdint>
 
 namespace rudnn {
 
-// The most experts, groups and chosen experts that the grouped router takes.
-inline constexpr int64_t kMaxGroupedExperts = 1024;
-inline constexpr int64_t kMaxGroups = 128;
-inline constexpr int64_t kMaxGroupedTopK = 64;
-
-// Experts of a token that the selected router takes at most.
-inline constexpr int64_t kMaxSelected = 64;
+enum RouterSize : int {
+  // Of the grouped router: experts, groups, and chosen experts.
+  kMostGroupedExperts = 1024,
+  kMostGroups = 128,
+  kMostGroupedTopK = 64,
+  // Chosen experts of the selected router.
+  kMostSelected = 64,
+};
 
 }  // namespace rudnn

@@ -14,11 +14,11 @@ std::tuple<Tensor, Tensor> route_sigmoid_grouped(const Tensor& logits, const std
   constexpr const char* kOp = "route_sigmoid_grouped";
   check_float_matrix(kOp, "logits", logits);
   const int64_t experts = logits.size(1);
-  check_at_most(kOp, "logits' experts", experts, kMaxGroupedExperts);
-  check_at_most(kOp, "groups", groups, kMaxGroups);
+  check_at_most(kOp, "logits' experts", experts, kMostGroupedExperts);
+  check_at_most(kOp, "groups", groups, kMostGroups);
   if (experts % groups != 0) fail_check(kOp, "groups", "must divide the experts, got " + std::to_string(groups));
   check_at_most(kOp, "selected_groups", selected_groups, groups);
-  check_at_most(kOp, "top_k", top_k, std::min(kMaxGroupedTopK, selected_groups * (experts / groups)));
+  check_at_most(kOp, "top_k", top_k, std::min<int64_t>(kMostGroupedTopK, selected_groups * (experts / groups)));
   if (group_top_two) check_at_least(kOp, "the size of a group", experts / groups, 2);
   if (bias) {
     check_dtype(kOp, "bias", *bias, ScalarType::Float);

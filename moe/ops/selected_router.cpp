@@ -18,7 +18,7 @@ void check_selection(const char* op, const Tensor& logits, const Tensor& indices
   check_float_matrix(op, "logits", logits);
   check_expert_count(op, "logits", logits);
   check_indices(op, "indices", indices, logits);
-  check_at_most(op, "the experts of a token", indices.size(1), std::min(kMaxSelected, logits.size(1)));
+  check_at_most(op, "the experts of a token", indices.size(1), std::min<int64_t>(kMostSelected, logits.size(1)));
   check_shape(op, "indices", indices, {logits.size(0), indices.size(1)});
 }
 

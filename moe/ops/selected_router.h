@@ -7,7 +7,7 @@
 
 namespace rudnn {
 
-// Contiguous tensors on one device, at least one token, 1 <= k <= min(E, kMaxSelected). Indices are int32 or int64 and
+// Contiguous tensors on one device, at least one token, 1 <= k <= min(E, kMostSelected). Indices are int32 or int64 and
 // may repeat; a row in which one is outside [0, E) comes out NaN as a whole.
 struct SelectedRouterCall {
   const Tensor* logits = nullptr;   // [T, E]
