@@ -25,6 +25,7 @@ inline void check_indices(const char* op, const char* argument, const Tensor& in
   if (indices.scalar_type() != ScalarType::Int && indices.scalar_type() != ScalarType::Long) {
     fail_check(op, argument, std::string("must be int32 or int64, got ") + dtype_name(indices.scalar_type()));
   }
+  check_storage(op, argument, indices);
   check_dim(op, argument, indices, 2);
   check_same_device(op, argument, indices, reference);
 }

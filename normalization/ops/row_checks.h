@@ -18,7 +18,7 @@ inline int64_t check_rows(const char* op, const char* argument, const Tensor& te
 // A parameter of one value for each element of a row, float32 or of the rows' dtype.
 inline void check_parameter(const char* op, const char* argument, const Tensor& parameter, const Tensor& input,
                             int64_t width) {
-  if (parameter.scalar_type() != ScalarType::Float) check_dtype(op, argument, parameter, input.scalar_type());
+  check_float32_or_like(op, argument, parameter, input);
   if (parameter.dim() != 1 || parameter.size(0) != width) check_shape(op, argument, parameter, {width});
   check_same_device(op, argument, parameter, input);
 }

@@ -170,3 +170,17 @@ def test_outputs_are_allocated_where_poison_reaches_them(ops, device, name):
     fills = [event.name for event in profile.function_events if event.name == "aten::fill_"]
     assert len(allocations) >= count
     assert len(fills) >= count
+
+
+@pytest.mark.parametrize("name", TENSOR_OPS)
+def test_storage_that_has_been_freed_is_refused(ops, device, name):
+    """As sharding and offloading leave it behind: the tensor keeps its shape."""
+    given = arguments(name, SHAPES[0], F32, F32, device)
+    for position, argument in enumerate(given):
+        if not isinstance(argument, torch.Tensor) or argument.numel() == 0:
+            continue
+        for left in (0, argument.nbytes - 1):
+            freed = argument.clone()
+            freed.untyped_storage().resize_(left)
+            with pytest.raises(RuntimeError, match="must have memory for all its elements"):
+                getattr(ops, name)(*given[:position], freed, *given[position + 1 :])

@@ -26,10 +26,7 @@ void advise_huge_pages(void* memory, size_t bytes) {
 void advise_huge_pages(const Tensor* output) {
   if (output == nullptr) return;
   constexpr size_t kLeastBytes = size_t{32} << 20;
-  int64_t elements = output->numel() > 0;  // from the first to the last, with what a view leaves out
-  for (int64_t axis = 0; elements > 0 && axis < output->dim(); ++axis)
-    elements += (output->size(axis) - 1) * output->stride(axis);
-  const size_t bytes = static_cast<size_t>(elements) * output->element_size();
+  const size_t bytes = static_cast<size_t>(extent_of(*output)) * output->element_size();
   if (bytes >= kLeastBytes) advise_huge_pages(output->mutable_data_ptr(), bytes);
 }
 
