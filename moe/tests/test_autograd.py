@@ -1,6 +1,8 @@
 """How every operation behaves under autograd, apart from the numbers: what is computed, what is refused."""
 
+import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from operations import (
     differentiable,
     for_each,
     gradients,
+    normal,
     plan_of,
     random_gradient,
     swiglu_experts,
@@ -203,6 +206,27 @@ def test_the_gradients_called_by_hand_are_the_last(kernel, device):
     for result in results:
         with pytest.raises(RuntimeError, match="differentiated once only"):
             torch.autograd.grad(result.sum(), list(inputs.values()), retain_graph=True)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))], ids=["copy", "pickle"]
+)
+def test_copies_have_gradients_and_notice_changes(kernel, device, copied):
+    logits = normal((5, 4), F32, device=device)
+    options = kernel.RoutingOptions(2)
+    training = kernel.route(logits, options).into_training(logits, kernel.RouterWeightOptions())
+    dispatched = training.routing.dispatch(normal((5, 6), F32, device=device))
+    grad = normal((5, 6), F32, device=device, seed=1)
+    expected = dispatched.combine_backward(dispatched.values, grad)
+    other, other_training = copied(dispatched), copied(training)
+    for found, wanted in zip(other.combine_backward(other.values, grad), expected):
+        assert_bits_equal(found, wanted)
+    assert_bits_equal(other_training.backward(expected.weights), training.backward(expected.weights))
+    other.routing.weights.add_(1)
+    with pytest.raises(RuntimeError, match="weights has been modified by an inplace operation"):
+        other.combine_backward(other.values, grad)
+    with pytest.raises(RuntimeError, match="copy: weights has been modified by an inplace operation"):
+        copied(other)
 
 
 def test_the_output_of_the_training_forward_has_a_gradient_too(kernel, device):

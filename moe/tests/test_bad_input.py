@@ -1,5 +1,6 @@
 """Invalid arguments: the functions answer with MoeError, the registered ops with an exception."""
 
+import dataclasses
 import math
 import re
 
@@ -627,6 +628,33 @@ def test_experts_that_gate_in_their_own_way_are_refused(kernel, device):
     values = tensors(device)
     with pytest.raises(kernel.MoeError, match="experts_forward: self must have no _apply_gate of its own"):
         kernel.experts_forward(OwnGate(values), values["input"], values["indices"], values["weights"])
+    module = Experts(values)
+    module._apply_gate = lambda gate_up: gate_up
+    with pytest.raises(kernel.MoeError, match="experts_forward: self must have no _apply_gate of its own"):
+        kernel.experts_forward(module, values["input"], values["indices"], values["weights"])
+
+
+def test_weights_of_a_model_go_by_their_own_names(kernel, device):
+    values = tensors(device)
+    module = Experts(values)
+    module.down_proj = module.down_proj[:, :-1]
+    with pytest.raises(kernel.MoeError, match=r"experts_forward: down_proj must have shape .* gate_up_proj of shape"):
+        kernel.experts_forward(module, values["input"], values["indices"], values["weights"])
+
+
+def test_masked_tensors_are_refused(kernel, device):
+    logits = torch.masked.masked_tensor(torch.ones(2, 4, device=device), torch.ones(2, 4, device=device).bool())
+    with pytest.raises(kernel.MoeError, match=r"route: logits must be a dense tensor .* got a masked tensor"):
+        kernel.route(logits, kernel.RoutingOptions(2))
+
+
+def test_dispatched_tokens_by_hand(kernel, device):
+    plan = kernel.RoutingPlan(torch.zeros(2, 1, dtype=torch.int32, device=device), torch.ones(2, 1, device=device), 1)
+    dispatched = plan.dispatch(torch.ones(2, 3, device=device))
+    with pytest.raises(kernel.MoeError, match="DispatchedTokens: routing must be a RoutingPlan, got NoneType None"):
+        dataclasses.replace(dispatched, routing=None)
+    with pytest.raises(kernel.MoeError, match="dispatch_backward: slot_rows must be a dense tensor of int32"):
+        dataclasses.replace(dispatched, slot_rows=None).dispatch_backward(torch.ones(2, 3, device=device))
 
 
 def test_the_message_says_op_requirement_and_what_came(kernel, device):

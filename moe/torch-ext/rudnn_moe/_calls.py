@@ -44,8 +44,16 @@ class Saved:
     def __init__(self, **tensors: torch.Tensor | None) -> None:
         # A traced graph knows no versions, and whoever runs it keeps its tensors.
         kept = {} if is_dynamo_compiling() else tensors
-        self._tensors = {name: tensor for name, tensor in kept.items() if tensor is not None}
-        self._versions = {name: _version(tensor) for name, tensor in self._tensors.items()}
+        self.__setstate__({name: tensor for name, tensor in kept.items() if tensor is not None})
+
+    def __getstate__(self) -> dict[str, torch.Tensor]:
+        """Returns what a copy keeps, whose tensors have versions of their own; what has been changed is not copied."""
+        self.check("copy")
+        return self._tensors
+
+    def __setstate__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._versions = {name: _version(tensor) for name, tensor in tensors.items()}
 
     def check(self, function: str) -> None:
         """Raises RuntimeError if one of the tensors has been changed in place since.

@@ -61,6 +61,8 @@ class DispatchedTokens:
     _saved: Saved = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not hasattr(self.routing, "weights"):
+            MoeChecks("DispatchedTokens").fail("routing", "be a RoutingPlan", self.routing)
         saved = Saved(weights=self.routing.weights, row_slots=self.row_slots, slot_rows=self.slot_rows)
         object.__setattr__(self, "_saved", saved)
 
@@ -170,12 +172,14 @@ def check_dispatch(function: str, input: object, indices: object, experts: int) 
     return rows
 
 
-def _check_dispatch_backward(function: str, grad_values: object, slot_rows: torch.Tensor) -> torch.Tensor:
+def _check_dispatch_backward(function: str, grad_values: object, slot_rows: object) -> torch.Tensor:
     check = MoeChecks(function)
+    slot_rows = check.integers("slot_rows", slot_rows, torch.int32)
+    check.axes("slot_rows", slot_rows, "T, k")
     grads = check.float_rows("grad_values", grad_values, "R, H")
     if grads.shape[0] != slot_rows.numel():
         check.fail("grad_values", f"have a row for each of the {slot_rows.numel()} slots", grads)
-    check.map("slot_rows", slot_rows, tuple(slot_rows.shape), "grad_values", grads)
+    check.device("slot_rows", slot_rows, "grad_values", grads)
     return grads
 
 
@@ -203,7 +207,5 @@ def _(input: torch.Tensor, indices: torch.Tensor, experts: int) -> tuple[torch.T
 
 @torch.library.register_fake(add_op_namespace_prefix("dispatch_backward"))
 def _(grad_values: torch.Tensor, slot_rows: torch.Tensor) -> torch.Tensor:
-    check = MoeChecks("dispatch_backward")
-    check.axes("slot_rows", slot_rows, "T, k")
     _check_dispatch_backward("dispatch_backward", grad_values, slot_rows)
     return grad_values.new_empty((slot_rows.shape[0], grad_values.shape[1]))

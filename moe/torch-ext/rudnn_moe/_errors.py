@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 
 import torch
+from torch.masked import MaskedTensor
 
 from ._checks import ArgumentChecks, dtype_name, served_devices
 from ._ops import add_op_namespace_prefix, ops
@@ -69,7 +70,7 @@ class MoeChecks(ArgumentChecks):
     def integers(self, name: str, value: object, *allowed: torch.dtype) -> torch.Tensor:
         """Requires a dense tensor of one of the integer dtypes on a device that the build serves, and returns it."""
         requirement = f"be a dense tensor of {' or '.join(map(dtype_name, allowed))}"
-        if not isinstance(value, torch.Tensor) or value.dtype not in allowed:
+        if not isinstance(value, torch.Tensor) or isinstance(value, MaskedTensor) or value.dtype not in allowed:
             self.fail(name, requirement, value)
         if value.layout != torch.strided or value.is_nested or value.is_quantized:
             self.fail(name, requirement, value)

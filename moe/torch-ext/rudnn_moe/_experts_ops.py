@@ -44,30 +44,34 @@ def mix(
     return combine_op(output, weights, slot_rows)
 
 
-def check_weights(function: str, gate: object, up: object, down: object) -> torch.Tensor:
-    """Raises MoeError unless the expert weights go together, and returns down."""
-    check = MoeChecks(function)
-    gates = check.float_tensor("gate", gate)
-    check.axes("gate", gates, "E, I, H")
-    experts, rows, hidden = gates.shape
-    if gates.numel() == 0 or (up is None and rows % 2 != 0):
-        check.fail("gate", "not be empty and, without up, have an even number of rows for each expert", gates)
-    if up is not None:
-        _check_weight(check, "up", up, gates, tuple(gates.shape))
-    intermediate = rows if up is not None else rows // 2
-    return _check_weight(check, "down", down, gates, (experts, hidden, intermediate))
-
-
-def _check_weight(
-    check: MoeChecks, name: str, weight: object, gate: torch.Tensor, shape: tuple[int, ...]
+def check_weights(
+    function: str, gate: object, up: object, down: object, *, names: tuple[str, str, str] = ("gate", "up", "down")
 ) -> torch.Tensor:
-    tensor = check.float_tensor(name, weight)
-    if tensor.dtype != gate.dtype:
-        check.fail(name, f"be {dtype_name(gate.dtype)}, as gate is", tensor)
-    if tuple(tensor.shape) != shape:
-        check.fail(name, f"have shape {shape}, to go with gate of shape {tuple(gate.shape)}", tensor)
-    check.device(name, tensor, "gate", gate)
-    return tensor
+    """Raises MoeError unless the expert weights, which the caller knows by `names`, go together, and returns down."""
+    check = MoeChecks(function)
+    gate_name, up_name, down_name = names
+    gates = check.float_tensor(gate_name, gate)
+    check.axes(gate_name, gates, "E, I, H")
+    experts, rows, hidden = gates.shape
+    if gates.numel() == 0:
+        check.fail(gate_name, "not be empty", gates)
+    if up is None and rows % 2 != 0:
+        check.fail(gate_name, f"have an even number of rows for each expert where {up_name} is None", gates)
+
+    def check_like_gate(name: str, weight: object, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = check.float_tensor(name, weight)
+        if tensor.dtype != gates.dtype:
+            check.fail(name, f"be {dtype_name(gates.dtype)}, as {gate_name} is", tensor)
+        if tuple(tensor.shape) != shape:
+            whole = " for gate and up" if up is None else ""
+            check.fail(name, f"have shape {shape}, to go with {gate_name} of shape {tuple(gates.shape)}{whole}", tensor)
+        check.device(name, tensor, gate_name, gates)
+        return tensor
+
+    if up is not None:
+        check_like_gate(up_name, up, tuple(gates.shape))
+    intermediate = rows if up is not None else rows // 2
+    return check_like_gate(down_name, down, (experts, hidden, intermediate))
 
 
 def check_rows(check: MoeChecks, name: str, value: object, down: torch.Tensor) -> torch.Tensor:

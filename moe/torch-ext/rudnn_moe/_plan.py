@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ._calls import Saved, call
 from ._dispatch import DispatchedTokens, check_dispatch, dispatch_op
-from ._errors import INDEX_DTYPES, REFUSALS, MoeChecks
+from ._errors import INDEX_DTYPES, INT32_MAX, REFUSALS, MoeChecks
 from ._options import RouterWeightOptions
 from ._selected_router import gradient_of, weights_of
 
@@ -22,7 +22,7 @@ class RoutingPlan:
         expert_indices: `[T, k]`, int32 or int64, any strides, k >= 1. An index outside `[0, experts)` marks a choice
             that is left out: it adds nothing, and its weight gets the gradient 0.
         weights: `[T, k]`, float32, float16 or bfloat16, any strides, on the device of the indices.
-        experts: how many experts there are, at least 1.
+        experts: how many experts there are, 1 to 2^31 - 2.
 
     Raises:
         MoeError: for an argument that is not as described.
@@ -42,7 +42,7 @@ class RoutingPlan:
         if weights.shape != indices.shape:
             check.fail("weights", f"have the shape {tuple(indices.shape)} of expert_indices", weights)
         check.device("weights", weights, "expert_indices", indices)
-        check.integer("experts", self.experts, 1)
+        check.integer("experts", self.experts, 1, INT32_MAX - 1)
 
     def dispatch(self, input: torch.Tensor) -> DispatchedTokens:
         """Copies each token's row for each of its experts, grouped by expert.

@@ -82,5 +82,7 @@ def _why_no_tensor_core(dtype: torch.dtype) -> str:
     """Returns why `tensor_core` is not supported, or nothing."""
     if dtype in TENSOR_CORE_DTYPES:
         return ""
-    names = " and ".join(map(dtype_name, TENSOR_CORE_DTYPES)) or "no dtype"
+    if not TENSOR_CORE_DTYPES:
+        return "there are no matrix units here"
+    names = " and ".join(map(dtype_name, TENSOR_CORE_DTYPES))
     return f"the matrix units here multiply {names}, not {dtype_name(dtype)}"

@@ -93,9 +93,9 @@ def _require_served(module: Experts) -> None:
         if getattr(module, flag, value) is not value:
             MoeChecks(_FUNCTION).fail("self", f"have {flag} {value}", getattr(module, flag))
     require_silu(_FUNCTION, module)
-    gating = getattr(type(module), "_apply_gate", None)
-    if gating is not None and gating.__name__ != "_default_apply_gate":
-        MoeChecks(_FUNCTION).fail("self", "have no _apply_gate of its own", gating.__qualname__)
+    gating = getattr(module, "_apply_gate", None)
+    if gating is not None and getattr(gating, "__name__", "") != "_default_apply_gate":
+        MoeChecks(_FUNCTION).fail("self", "have no _apply_gate of its own", gating)
 
 
 def require_silu(function: str, module: Experts) -> None:
@@ -110,7 +110,7 @@ def _check(module: Experts, hidden_states: object, top_k_index: object, top_k_we
         if not hasattr(module, name):
             MoeChecks(_FUNCTION).fail("self", f"have the attribute {name}", type(module).__name__)
     gate, up, down = _weights(module)
-    check_weights(_FUNCTION, gate, up, down)
+    check_weights(_FUNCTION, gate, up, down, names=("gate_up_proj", "gate_up_proj", "down_proj"))
     check = MoeChecks(_FUNCTION)
     rows = check.float_rows("hidden_states", hidden_states)
     if rows.shape[1] != down.shape[1]:
