@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import logging
 import statistics
@@ -25,6 +26,29 @@ def load_kernel(repository: str = REPOSITORY) -> ModuleType:
     print(f"kernel     {repository} version {loaded.metadata.version}, id {loaded.metadata.id} ({variant})")
     print(f"backend    {loaded.metadata.backend.backend_type}, instruction set {kernel._ops.ops.cpu_isa()}")
     return kernel
+
+
+def peak_growth(call: Callable[[], object]) -> int | None:
+    """Returns by how many bytes a call raises the peak of the process's resident memory; None where nothing tells.
+
+    What earlier calls have freed goes back to the system first, as far as the allocator lets it.
+    """
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    try:
+        reset.write_text("5")
+    except OSError:
+        return None
+    before = _peak(status.read_text())
+    call()
+    return _peak(status.read_text()) - before
+
+
+def _peak(status: str) -> int:
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def package_directory(name: str) -> Path:

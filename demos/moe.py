@@ -11,29 +11,29 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from _shared import load_kernel, median_seconds
+from _shared import load_kernel, median_seconds, peak_growth
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.integrations.moe import ExpertsInterface
 
 REPOSITORY = "rudnn/rudnn-moe"
 IMPLEMENTATIONS = ("eager", "grouped_mm", "rudnn")
-PROMPT_TOKENS = 128
+PROMPT_TOKENS = 256
 NEW_TOKENS = 32
 
 
 def make_model() -> PreTrainedModel:
-    """Returns a model of four layers, each with 32 experts of which a token gets four."""
+    """Returns two layers as wide as Qwen3-30B-A3B's, with a fourth of its experts."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=4096,
-        hidden_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        moe_intermediate_size=384,
+        hidden_size=2048,
+        num_hidden_layers=2,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        moe_intermediate_size=768,
         num_experts=32,
-        num_experts_per_tok=4,
+        num_experts_per_tok=8,
         norm_topk_prob=True,
         initializer_range=0.05,
         eos_token_id=None,
@@ -78,6 +78,12 @@ def main() -> int:
     print(f"model      Qwen3-MoE of random weights, {config.num_hidden_layers} layers, {threads} threads")
     print(f"experts    {config.num_experts_per_tok} of {config.num_experts}, float32 and bfloat16")
 
+    # Before anything else, so that no implementation has memory left from an earlier call.
+    for name in IMPLEMENTATIONS:
+        grown = peak_growth(partial(logits, model, name, prompt))
+        if grown is not None:
+            print(f"memory     {name}: {grown / 2**20:.0f} MiB beside the model for the prompt in float32")
+
     answers = {name: answer(model, name, prompt) for name in IMPLEMENTATIONS}
     same = torch.equal(answers["eager"], answers["rudnn"])
     difference = (logits(model, "eager", prompt) - logits(model, "rudnn", prompt)).abs().max().item()
@@ -88,9 +94,9 @@ def main() -> int:
     for dtype in (torch.float32, torch.bfloat16):
         model = model.to(dtype)
         decoding, prefill = (seconds(call, model, prompt) for call in (answer, logits))
+        kind = str(dtype).removeprefix("torch.")
         for name in IMPLEMENTATIONS:
             token_ms, prefill_ms = decoding[name] / NEW_TOKENS * 1e3, prefill[name] * 1e3
-            kind = str(dtype).removeprefix("torch.")
             print(f"{kind:9} {name:11} {token_ms:.1f} ms per token, {prefill_ms:.1f} ms for the prompt alone")
     return 0 if same else 1
 
