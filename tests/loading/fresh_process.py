@@ -19,6 +19,7 @@ by_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: famil
 
 # One call of each family, as an expression that is true.
 ONE_CALL = {
+    "attention": "(kernel.attention(*(torch.ones(1, 2, 4, 40) for _ in range(3))) == 1).all()",
     "moe": "(kernel.route(torch.zeros(2, 8), kernel.RoutingOptions(4)).weights == 0.125).all()",
     "normalization": "(kernel.rms_norm(torch.full((2, 40), 3.0), torch.ones(40), 1e-30) == 1).all()",
 }

@@ -145,6 +145,8 @@ def test_hub_cache(tmp_path, family, variable):
 @by_family
 def test_layers_from_the_hub_cache(tmp_path, family):
     """LayerRepository with a version looks for the branch, which only a cache has offline."""
+    if not (variant_of(family) / "layers.py").is_file():
+        pytest.skip(f"{family.name} has no layers")
     make_hub_cache(tmp_path / "cache", family)
     code = get_kernel(family) + (
         "layers = [name for name, member in vars(kernel.layers).items()"

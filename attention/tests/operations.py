@@ -1,0 +1,303 @@
+"""Calls of attention as a table, and the two checks that every test of their numbers makes.
+
+A variant says which optional arguments and options a call has. Shapes are named by the code path they take.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+
+import pytest
+import torch
+from conftest import assert_close_to_exact, load_kernel
+from torch import Tensor
+
+Inputs = dict[str, Tensor]
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+DTYPES = {"f32": F32, "f16": F16, "bf16": BF16}
+
+by_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+
+
+def strategies() -> list:
+    """Each dtype with each strategy that the loaded build has for it on the hardware at hand."""
+    supported = load_kernel()._strategies.ACCELERATED_DTYPES
+    cases = []
+    for name, dtype in DTYPES.items():
+        cases += [(dtype, "flash_accelerated", f"{name}_flash_accelerated")] if dtype in supported else []
+        cases += [(dtype, strategy, f"{name}_{strategy}") for strategy in ("flash_unit", "fallback")]
+    return [pytest.param(dtype, strategy, id=id) for dtype, strategy, id in cases]
+
+
+by_strategy = pytest.mark.parametrize("dtype, strategy", strategies())
+
+
+@dataclass(frozen=True)
+class Shape:
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+
+    @property
+    def scores(self) -> tuple[int, int, int, int]:
+        return self.batch, self.heads, self.queries, self.keys
+
+
+SMALL = Shape(2, 4, 2, 5, 7, 16, 24)
+
+
+def _small(id: str, *sizes: int):
+    return pytest.param(Shape(*sizes), id=id, marks=pytest.mark.small)
+
+
+def _checked(id: str, *sizes: int):
+    return pytest.param(Shape(*sizes), id=id, marks=[pytest.mark.small, pytest.mark.simt_checked])
+
+
+# A tile has 64 rows, which are the queries of a group's heads, and 64 to 256 keys; few queries share a reading of 1024
+# keys at a time. A vector has 4, 8 or 16 float32 lanes; bfloat16 comes in pairs, and 32 of them in a row of AMX.
+SHAPES = [
+    _small("one_of_everything", 1, 1, 1, 1, 1, 1, 1),
+    _small("one_key", 2, 2, 2, 3, 1, 16, 16),
+    _small("one_query", 2, 4, 2, 1, 9, 16, 16),
+    _checked("one_query_of_many_heads", 1, 8, 1, 1, 33, 32, 32),
+    _small("whole_vectors", 1, 2, 2, 16, 16, 32, 32),
+    _small("one_past_vectors", 1, 2, 1, 17, 33, 33, 17),
+    _checked("odd_head_dims", 2, 3, 3, 5, 6, 19, 7),
+    _small("head_dim_of_two_and_one", 1, 2, 1, 4, 5, 2, 1),
+    _small("narrow_keys_wide_values", 1, 2, 2, 6, 10, 3, 65),
+    _small("more_queries_than_keys", 1, 2, 1, 9, 4, 16, 16),
+    _small("one_below_a_tile", 1, 1, 1, 63, 63, 16, 16),
+    _small("whole_tiles", 1, 2, 1, 64, 128, 64, 64),
+    _checked("one_past_a_tile", 1, 2, 2, 65, 65, 24, 40),
+    _small("groups_past_a_tile", 1, 6, 2, 33, 70, 16, 16),
+    pytest.param(Shape(2, 4, 2, 130, 257, 64, 64), id="several_tiles"),
+    pytest.param(Shape(1, 2, 1, 70, 90, 80, 96), id="head_dims_of_models"),
+    pytest.param(Shape(1, 4, 4, 100, 100, 192, 128), id="head_dims_of_deepseek"),
+    pytest.param(Shape(1, 2, 1, 70, 300, 256, 256), id="wide_heads"),
+    pytest.param(Shape(1, 1, 1, 20, 40, 513, 257), id="odd_wide_heads"),
+    pytest.param(Shape(1, 1, 1, 3, 9, 1024, 1024), id="widest_heads"),
+    pytest.param(Shape(2, 8, 2, 1, 1025, 64, 64), id="one_query_past_a_split"),
+    pytest.param(Shape(1, 8, 1, 3, 2500, 40, 72), id="few_queries_of_several_splits"),
+]
+by_shape = pytest.mark.parametrize("shape", SHAPES)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Which optional arguments and options a call has.
+
+    mask, bias: what they are, by a name of `MASKS` or `BIASES`; None for none.
+    """
+
+    id: str
+    mask: str | None = None
+    bias: str | None = None
+    sinks: bool = False
+    options: dict = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.id
+
+    def inputs(
+        self,
+        shape: Shape = SMALL,
+        dtype: torch.dtype = F32,
+        *,
+        device: str = "cpu",
+        requires_grad: bool = False,
+        seed: int = 0,
+    ) -> Inputs:
+        """Arguments by name; the floating-point ones can be differentiated."""
+        batch, heads, key_heads = shape.batch, shape.heads, shape.key_heads
+        inputs = {
+            "query": normal((batch, heads, shape.queries, shape.width), dtype, device=device, seed=seed),
+            "key": normal((batch, key_heads, shape.keys, shape.width), dtype, device=device, seed=seed + 1),
+            "value": normal((batch, key_heads, shape.keys, shape.value_width), dtype, device=device, seed=seed + 2),
+        }
+        if self.mask is not None:
+            sizes = MASKS[self.mask](*shape.scores)
+            inputs["mask"] = (normal(sizes, F32, seed=seed + 3) > -0.7).to(device)
+        if self.bias is not None:
+            sizes = BIASES[self.bias](*shape.scores)
+            bias_dtype = F32 if self.bias.startswith("float32") else dtype
+            inputs["attn_bias"] = normal(sizes, bias_dtype, device=device, seed=seed + 4)
+        if self.sinks:
+            inputs["sinks"] = normal((heads,), dtype, device=device, seed=seed + 5)
+        for tensor in differentiable(inputs).values():
+            tensor.requires_grad_(requires_grad)
+        return inputs
+
+    def run(self, kernel: ModuleType, inputs: Inputs, strategy: str = "flash_unit") -> tuple[Tensor, Tensor]:
+        """The kernel's output and log-sum-exp."""
+        options = kernel.AttentionOptions(**self.options)
+        return kernel.attention(**inputs, options=options, strategy=strategy, return_lse=True)
+
+    def run_exact(self, kernel: ModuleType, inputs: Inputs) -> tuple[Tensor, Tensor, Inputs]:
+        """The definition's results in float64 on the CPU, and the arguments that they were computed from."""
+        leaves = {
+            name: tensor.detach().cpu().double().requires_grad_(tensor.requires_grad)
+            if tensor.is_floating_point()
+            else tensor.cpu()
+            for name, tensor in inputs.items()
+        }
+        options = kernel.AttentionOptions(**self.options)
+        return *kernel.reference.attention(**leaves, options=options, compute_dtype=torch.float64), leaves
+
+    def run_plain(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """What a model computes in the inputs' dtype, and the log-sum-exp in float32."""
+        output = eager_attention(**inputs, options=self.options)
+        wide = {name: t.detach().float() if t.is_floating_point() else t for name, t in inputs.items()}
+        return output, eager_lse(**wide, options=self.options)
+
+
+MASKS = {
+    "full": lambda batch, heads, queries, keys: (batch, heads, queries, keys),
+    "of_keys": lambda batch, heads, queries, keys: (batch, 1, 1, keys),
+    "of_pairs": lambda batch, heads, queries, keys: (queries, keys),
+    "of_heads": lambda batch, heads, queries, keys: (heads, 1, keys),
+    "of_queries": lambda batch, heads, queries, keys: (batch, 1, queries, 1),
+}
+BIASES = {
+    "full": MASKS["full"],
+    "float32_full": MASKS["full"],
+    "of_heads": lambda batch, heads, queries, keys: (1, heads, queries, keys),
+    "float32_of_keys": lambda batch, heads, queries, keys: (batch, 1, 1, keys),
+    "of_one_key": lambda batch, heads, queries, keys: (heads, queries, 1),
+}
+
+PLAIN = Variant("plain")
+CAUSAL = Variant("causal", options={"is_causal": True})
+EVERYTHING = Variant(
+    "everything",
+    mask="of_keys",
+    bias="of_heads",
+    sinks=True,
+    options={"is_causal": True, "window": (40, -1), "softcap": 3.0, "scale": 0.4},
+)
+VARIANTS = (
+    PLAIN,
+    CAUSAL,
+    Variant("scale", options={"scale": 0.7}),
+    Variant("window", options={"window": (3, 2)}),
+    Variant("causal_window", options={"is_causal": True, "window": (70, 0)}),
+    Variant("left_window", options={"window": (2, -1)}),
+    Variant("softcap", options={"softcap": 2.0}),
+    Variant("mask_full", mask="full"),
+    Variant("mask_of_keys", mask="of_keys", options={"is_causal": True}),
+    Variant("mask_of_pairs", mask="of_pairs"),
+    Variant("mask_of_heads", mask="of_heads"),
+    Variant("mask_of_queries", mask="of_queries"),
+    Variant("bias_full", bias="full"),
+    Variant("float32_bias_full", bias="float32_full"),
+    Variant("bias_of_heads", bias="of_heads", options={"is_causal": True}),
+    Variant("float32_bias_of_keys", bias="float32_of_keys"),
+    Variant("bias_of_one_key", bias="of_one_key", options={"softcap": 2.0}),
+    Variant("sinks", sinks=True),
+    Variant("sinks_causal_window", sinks=True, options={"is_causal": True, "window": (4, 0)}),
+    EVERYTHING,
+)
+WITH_GRADIENT_OF_ALL = (PLAIN, CAUSAL, replace(EVERYTHING, options={"softcap": 3.0}, id="bias_and_sinks"), EVERYTHING)
+
+
+def for_each(*variants: Variant):
+    """Parametrises `variant`."""
+    return pytest.mark.parametrize("variant", variants, ids=str)
+
+
+def normal(shape: Iterable[int], dtype: torch.dtype, *, device: str = "cpu", seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tuple(shape), generator=generator).to(dtype).to(device)
+
+
+def differentiable(inputs: Inputs) -> Inputs:
+    return {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
+
+
+# How models compute the same.
+
+
+def eager_scores(query, key, mask, attn_bias, options) -> tuple[Tensor, Tensor]:
+    """In the inputs' dtype, each result rounded to it, and which keys are seen (`eager_attention_forward`)."""
+    kernel = load_kernel()
+    groups = query.shape[1] // key.shape[1]
+    scale = options.get("scale", query.shape[-1] ** -0.5)
+    scores = query @ key.repeat_interleave(groups, 1).mT * scale
+    if "softcap" in options:
+        scores = torch.tanh(scores / options["softcap"]) * options["softcap"]
+    if attn_bias is not None:
+        scores = scores + attn_bias
+    visible = kernel.reference.visible_keys(query, key, mask, attn_bias, kernel.AttentionOptions(**options))
+    return scores.where(visible, torch.finfo(scores.dtype).min), visible
+
+
+def eager_attention(query, key, value, mask=None, attn_bias=None, sinks=None, *, options) -> Tensor:
+    scores, visible = eager_scores(query, key, mask, attn_bias, options)
+    if sinks is not None:
+        column = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+    weights = torch.softmax(scores, -1, dtype=F32).to(query.dtype)[..., : key.shape[2]].where(visible, 0)
+    return weights @ value.repeat_interleave(query.shape[1] // key.shape[1], 1)
+
+
+def eager_lse(query, key, value, mask=None, attn_bias=None, sinks=None, *, options) -> Tensor:
+    scores, visible = eager_scores(query, key, mask, attn_bias, options)
+    scores = scores.where(visible, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+    return torch.logsumexp(scores, -1)
+
+
+def check_forward(kernel: ModuleType, variant: Variant, inputs: Inputs, strategy: str) -> None:
+    """The results meet the tolerance rule and are contiguous, and the inputs are as they were."""
+    before = {name: tensor.detach().clone() for name, tensor in inputs.items()}
+    output, lse = variant.run(kernel, inputs, strategy)
+    exact, exact_lse, _ = variant.run_exact(kernel, inputs)
+    plain, plain_lse = variant.run_plain(inputs)
+    assert output.dtype == inputs["query"].dtype
+    assert lse.dtype == F32
+    assert_close_to_exact(output, exact, plain)
+    assert_close_to_exact(lse, exact_lse, plain_lse)
+    for result in (output, lse):
+        assert result.is_contiguous()
+        assert all(not shares_storage(result, tensor) for tensor in inputs.values())
+    for name, tensor in inputs.items():
+        assert torch.equal(_bits(tensor), _bits(before[name])), f"{name} was changed"
+
+
+def check_gradients(kernel: ModuleType, variant: Variant, inputs: Inputs, strategy: str) -> None:
+    """The gradients of the inputs that require one meet the tolerance rule and have their input's dtype."""
+    output, _ = variant.run(kernel, inputs, strategy)
+    grad = random_gradient(output)
+    found = gradients(output, inputs, grad)
+    exact_output, _, leaves = variant.run_exact(kernel, inputs)
+    exact = gradients(exact_output, leaves, grad.cpu().double())
+    plain = gradients(variant.run_plain(inputs)[0], inputs, grad)
+    for name, gradient in found.items():
+        assert gradient.dtype == inputs[name].dtype, name
+        assert gradient.is_contiguous(), name
+        assert_close_to_exact(gradient, exact[name], plain[name])
+
+
+def gradients(output: Tensor, inputs: Inputs, grad: Tensor) -> Inputs:
+    """The gradients of the inputs that require one, by name."""
+    wanted = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
+    return dict(zip(wanted, torch.autograd.grad(output, tuple(wanted.values()), grad), strict=True))
+
+
+def random_gradient(output: Tensor, seed: int = 101) -> Tensor:
+    return normal(output.shape, output.dtype, device=output.device.type, seed=seed)
+
+
+def shares_storage(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() and a.numel() > 0 and b.numel() > 0
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().contiguous().view(kinds[tensor.element_size()])

@@ -1,0 +1,430 @@
+"""Invalid arguments: the functions answer with AttentionSetupError, the registered ops with an exception."""
+
+import math
+import re
+
+import numpy
+import pytest
+import torch
+from conftest import not_on_the_cpu
+from operations import EVERYTHING, F32, SMALL, normal
+from test_ops import TENSOR_OPS, arguments
+
+pytestmark = [pytest.mark.small, pytest.mark.isa_independent, pytest.mark.kernels_ci]
+
+
+def nested(tensor):
+    return torch.nested.nested_tensor([tensor[:1], tensor[1:]])
+
+
+NOT_TENSORS = {
+    "list": lambda tensor: tensor.tolist(),
+    "number": lambda tensor: 1.0,
+    "numpy": lambda tensor: numpy.ones(tuple(tensor.shape), numpy.float32),
+    "string": lambda tensor: "tensor",
+}
+NONE = {"none": lambda tensor: None}
+NO_FLOATS = {
+    **NOT_TENSORS,
+    "float64": torch.Tensor.double,
+    "int32": torch.Tensor.int,
+    "uint8": lambda tensor: tensor.to(torch.uint8),
+    "bool": torch.Tensor.bool,
+    "complex64": lambda tensor: tensor.to(torch.complex64),
+    "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
+    "sparse_coo": torch.Tensor.to_sparse,
+    "quantised": lambda tensor: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8),
+}
+OTHER_FLOAT = {"float16": torch.Tensor.half, "bfloat16": torch.Tensor.bfloat16}
+ELSEWHERE = {"other_device": lambda tensor: tensor.to("meta")}
+WRONG_AXES = {
+    "no_axes": lambda tensor: tensor.flatten()[0],
+    "missing_axis": lambda tensor: tensor[0],
+    "extra_axis": lambda tensor: tensor[None],
+}
+
+
+def less(axis):
+    return lambda tensor: tensor.narrow(axis, 0, tensor.shape[axis] - 1)
+
+
+def more(axis):
+    return lambda tensor: torch.cat([tensor, tensor.narrow(axis, 0, 1)], axis)
+
+
+def none_of(axis):
+    return lambda tensor: tensor.narrow(axis, 0, 0)
+
+
+def sizes(*axes):
+    names = {"less": less, "more": more}
+    return {f"axis_{axis}_{name}": make(axis) for axis in axes for name, make in names.items()}
+
+
+TOO_WIDE = {"too_wide": lambda tensor: normal((*tensor.shape[:-1], 1025), F32)}
+TENSOR = {**NONE, **NO_FLOATS, **WRONG_AXES, "nested": nested}
+NO_MASKS = {
+    **NOT_TENSORS,
+    "float32": torch.Tensor.float,
+    "uint8": lambda tensor: tensor.to(torch.uint8),
+    "int64": torch.Tensor.long,
+    "sparse_coo": torch.Tensor.to_sparse,
+}
+NO_INTEGERS = {
+    "list": lambda tensor: tensor.tolist(),
+    "float32": torch.Tensor.float,
+    "int16": torch.Tensor.short,
+    "uint8": lambda tensor: tensor.to(torch.uint8),
+    "bool": torch.Tensor.bool,
+    "sparse_coo": torch.Tensor.to_sparse,
+    "extra_axis": lambda tensor: tensor[None],
+}
+
+ATTENTION = {
+    "query": TENSOR | TOO_WIDE | {"no_width": none_of(3)},
+    "key": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 3) | {"axis_1_more": more(1), "no_heads": none_of(1)},
+    "value": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 1, 2) | TOO_WIDE | {"no_width": none_of(3)},
+    "mask": NO_MASKS | ELSEWHERE | sizes(0, 3) | {"extra_axis": WRONG_AXES["extra_axis"], "queries": more(2)},
+    "attn_bias": NO_FLOATS | OTHER_FLOAT | ELSEWHERE | sizes(1, 2, 3) | {"extra_axis": WRONG_AXES["extra_axis"]},
+    "sinks": NO_FLOATS | OTHER_FLOAT | ELSEWHERE | sizes(0) | {"extra_axis": WRONG_AXES["extra_axis"]},
+}
+FLASH = {
+    "q": TENSOR | TOO_WIDE,
+    "k": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 3) | {"axis_2_more": more(2)},
+    "v": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 1, 2) | TOO_WIDE,
+    "s_aux": NO_FLOATS | OTHER_FLOAT | ELSEWHERE | sizes(0),
+}
+STARTS = NONE | NO_INTEGERS | ELSEWHERE | {"one_more": more(0), "empty": none_of(0)}
+STARTS_VALUES = {
+    "not_from_0": lambda tensor: tensor + 1,
+    "falling": lambda tensor: tensor.flip(0),
+    "past_the_end": lambda tensor: tensor * 7,
+}
+WIDTHS = {"width_less": lambda tensor: tensor[..., :-1], "width_more": lambda tensor: torch.cat([tensor, tensor], -1)}
+VARLEN = {
+    "q": TENSOR | {"too_wide": TOO_WIDE["too_wide"]},
+    "k": TENSOR | OTHER_FLOAT | ELSEWHERE | WIDTHS,
+    "v": TENSOR | OTHER_FLOAT | ELSEWHERE | {"row_less": less(0), "head_less": less(1)},
+    "cu_seqlens_q": STARTS | STARTS_VALUES,
+    "cu_seqlens_k": STARTS | STARTS_VALUES,
+    "s_aux": FLASH["s_aux"],
+}
+PAGED = {
+    "k": {"unpaged": lambda tensor: tensor[0], "no_pages": none_of(0), "no_room": none_of(1)},
+    "block_table": NO_INTEGERS
+    | ELSEWHERE
+    | sizes(0)
+    | {"unknown_page": lambda tensor: tensor + 9, "no_page": lambda tensor: tensor - 9, "short": none_of(1)},
+}
+CACHE = {
+    "q": TENSOR | TOO_WIDE | sizes(0),
+    "k_cache": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 1, 3),
+    "v_cache": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 1, 2),
+    "k": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 2, 3),
+    "v": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 1, 2, 3),
+    "cache_seqlens": NONE | NO_INTEGERS | ELSEWHERE | sizes(0) | {"too_long": lambda tensor: tensor + 5},
+}
+
+
+def good_arguments(function, device):
+    everything = EVERYTHING.inputs(device=device)
+    if function == "attention_of_all":
+        return everything
+    batch = {
+        "q": normal((2, 5, 4, 16), F32, device=device),
+        "k": normal((2, 7, 2, 16), F32, device=device, seed=1),
+        "v": normal((2, 7, 2, 24), F32, device=device, seed=2),
+        "s_aux": everything["sinks"],
+    }
+    if function == "flash_attn_func":
+        return batch
+    lengths = {
+        "cu_seqlens_q": torch.tensor([0, 2, 5], device=device),
+        "cu_seqlens_k": torch.tensor([0, 3, 7], device=device),
+        "max_seqlen_q": 3,
+        "max_seqlen_k": 4,
+    }
+    if function == "flash_attn_varlen_func":
+        return {name: tensor[0] if tensor.dim() == 4 else tensor for name, tensor in batch.items()} | lengths
+    table = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32, device=device)
+    if function == "paged_varlen":
+        pages = {"k": normal((4, 2, 2, 16), F32, device=device), "v": normal((4, 2, 2, 24), F32, device=device)}
+        return {"q": batch["q"][0], **pages, **lengths, "block_table": table}
+    caches = {
+        "k_cache": normal((2, 9, 2, 16), F32, device=device),
+        "v_cache": normal((2, 9, 2, 24), F32, device=device),
+    }
+    new = {"k": batch["k"][:, :3].clone(), "v": batch["v"][:, :3].clone()}
+    return {"q": batch["q"], **caches, **new, "cache_seqlens": torch.tensor([6, 2], device=device)}
+
+
+# By case: the function's name, and tables of changes to its good arguments.
+FUNCTIONS = {
+    "attention_of_all": ("attention", ATTENTION),
+    "flash_attn_func": ("flash_attn_func", FLASH),
+    "flash_attn_varlen_func": ("flash_attn_varlen_func", VARLEN),
+    "paged_varlen": ("flash_attn_varlen_func", PAGED),
+    "flash_attn_with_kvcache": ("flash_attn_with_kvcache", CACHE),
+}
+
+
+def assert_refused(kernel, function, argument, call, arguments):
+    """The message says the function, the argument, what it must be, and what came."""
+    with pytest.raises(kernel.AttentionSetupError) as caught:
+        call(**arguments)
+    message = str(caught.value)
+    assert message.startswith(f"{function}: "), message
+    assert re.search(rf"\b{argument}\b", message), f"the message must name {argument}: {message}"
+    assert re.search(r"\bgot \S", message), f"the message must say what came: {message}"
+
+
+def bad_arguments():
+    for case, (_, tables) in FUNCTIONS.items():
+        for argument, table in tables.items():
+            for id, change in table.items():
+                yield pytest.param(case, argument, change, id=f"{case}-{argument}-{id}")
+
+
+@pytest.mark.parametrize("case, argument, change", list(bad_arguments()))
+def test_tensors(kernel, device, case, argument, change):
+    name, _ = FUNCTIONS[case]
+    values = good_arguments(case, device)
+    values[argument] = change(values[argument])
+    assert_refused(kernel, name, argument, getattr(kernel, name), values)
+
+
+@pytest.mark.parametrize("strategy", ["flash_unit", "fallback"])
+@pytest.mark.parametrize("argument", ATTENTION)
+def test_tensors_of_each_strategy(kernel, device, argument, strategy):
+    for change in ATTENTION[argument].values():
+        values = good_arguments("attention_of_all", device)
+        values[argument] = change(values[argument])
+        assert_refused(kernel, "attention", argument, kernel.attention, {**values, "strategy": strategy})
+        assert_refused(kernel, "attention_plan", argument, kernel.attention_plan, {**values, "strategy": strategy})
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_good_arguments_are_taken(kernel, device, case):
+    """Or the tables above would say nothing."""
+    name, _ = FUNCTIONS[case]
+    values = good_arguments(case, device)
+    with torch.no_grad():
+        getattr(kernel, name)(**values)
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_a_tensor_left_on_the_cpu(kernel, device, case):
+    """Its address means nothing to a GPU."""
+    not_on_the_cpu(device)
+    name, _ = FUNCTIONS[case]
+    values = good_arguments(case, device)
+    for argument, value in values.items():
+        if isinstance(value, torch.Tensor) and argument not in ("query", "q"):
+            assert_refused(kernel, name, argument, getattr(kernel, name), {**values, argument: value.cpu()})
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_wrong_calls_are_type_errors(kernel, device, case):
+    name, _ = FUNCTIONS[case]
+    with pytest.raises(TypeError):
+        getattr(kernel, name)()
+    with pytest.raises(TypeError):
+        getattr(kernel, name)(**good_arguments(case, device), nonsense=1)
+
+
+NO_FLAGS = {"none": None, "one": 1, "string": "True", "tensor": torch.tensor(True)}
+NO_OPTIONS = {"none": None, "number": 2, "dict": {"is_causal": True}, "tuple": (None, None, True)}
+
+
+@pytest.mark.parametrize("function", ["attention", "attention_plan"])
+@pytest.mark.parametrize("options", NO_OPTIONS.values(), ids=NO_OPTIONS)
+def test_options(kernel, device, function, options):
+    values = good_arguments("attention_of_all", device)
+    assert_refused(kernel, function, "options", getattr(kernel, function), {**values, "options": options})
+
+
+@pytest.mark.parametrize("function", ["attention", "attention_plan"])
+@pytest.mark.parametrize("strategy", ["", "FLASH_UNIT", "flash-unit", "flash", None, 1, b"fallback"])
+def test_strategies(kernel, device, function, strategy):
+    values = good_arguments("attention_of_all", device)
+    assert_refused(kernel, function, "strategy", getattr(kernel, function), {**values, "strategy": strategy})
+
+
+@pytest.mark.parametrize("value", NO_FLAGS.values(), ids=NO_FLAGS)
+def test_return_lse(kernel, device, value):
+    values = good_arguments("attention_of_all", device)
+    assert_refused(kernel, "attention", "return_lse", kernel.attention, {**values, "return_lse": value})
+
+
+BAD_SCALES = {
+    "zero": 0.0,
+    "negative": -1.0,
+    "nan": math.nan,
+    "inf": math.inf,
+    "string": "1",
+    "true": True,
+    "complex": 1 + 0j,
+    "tensor": torch.tensor(1.0),
+    "too_large_for_a_float": 10**400,
+    "too_large_for_float32": 1e39,
+    "zero_in_float32": 1e-46,
+}
+BAD_WINDOWS = {
+    "number": 3,
+    "one": (3,),
+    "three": (1, 2, 3),
+    "below": (-2, 1),
+    "right_below": (1, -2),
+    "float": (1.0, 2),
+    "none_inside": (None, 2),
+    "true": (True, 2),
+    "string": "12",
+    "too_far": (2**31, 0),
+    "tensor": torch.tensor([1, 2]),
+}
+OPTIONS = {"scale": BAD_SCALES, "softcap": BAD_SCALES, "is_causal": NO_FLAGS, "window": BAD_WINDOWS}
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [pytest.param(name, value, id=f"{name}-{id}") for name, table in OPTIONS.items() for id, value in table.items()],
+)
+def test_options_check_themselves(kernel, option, value):
+    assert_refused(kernel, "AttentionOptions", option, kernel.AttentionOptions, {option: value})
+
+
+def test_options_are_values(kernel):
+    """Frozen, comparable, and of plain types whatever numbers they were made of."""
+    options = kernel.AttentionOptions(numpy.float32(0.5), 2, True, [numpy.int64(3), -1])
+    assert options == kernel.AttentionOptions(0.5, 2.0, True, (3, -1))
+    assert hash(options) == hash(kernel.AttentionOptions(0.5, 2.0, True, (3, -1)))
+    assert [type(each) for each in (options.scale, options.softcap, *options.window)] == [float, float, int, int]
+    with pytest.raises(AttributeError):
+        options.scale = 1.0
+
+
+NOT_IN_FLASH = {
+    "dropout_p": [0.1, 1, -0.5, math.nan, None],
+    "causal": [None, 1, "True"],
+    "softmax_scale": [value for value in BAD_SCALES.values() if not isinstance(value, torch.Tensor)],
+    "softcap": [-1.0, math.nan, math.inf, "1", True, 10**400],
+    "window_size": list(BAD_WINDOWS.values()),
+}
+
+
+@pytest.mark.parametrize("case", ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"])
+@pytest.mark.parametrize("argument", NOT_IN_FLASH)
+def test_options_of_flash_attention(kernel, device, case, argument):
+    if case == "flash_attn_with_kvcache" and argument == "dropout_p":
+        pytest.skip("it has none")
+    for value in NOT_IN_FLASH[argument]:
+        values = {**good_arguments(case, device), argument: value}
+        assert_refused(kernel, case, argument, getattr(kernel, case), values)
+
+
+@pytest.mark.parametrize("argument, value", [("alibi_slopes", torch.ones(4)), ("return_attn_probs", True)])
+def test_what_flash_attention_has_and_this_has_not(kernel, device, argument, value):
+    values = {**good_arguments("flash_attn_func", device), argument: value}
+    assert_refused(kernel, "flash_attn_func", argument, kernel.flash_attn_func, values)
+
+
+def test_new_keys_without_a_length(kernel, device):
+    values = good_arguments("flash_attn_with_kvcache", device)
+    del values["cache_seqlens"]
+    assert_refused(kernel, "flash_attn_with_kvcache", "cache_seqlens", kernel.flash_attn_with_kvcache, values)
+
+
+def test_dropout_in_transformers(kernel, device):
+    tensors = [normal((1, 2, 3, 8), F32, device=device) for _ in range(3)]
+    module = torch.nn.Identity()
+    with pytest.raises(
+        kernel.AttentionSetupError, match=r"sdpa_attention_forward: dropout must be 0.*, got float 0\.1"
+    ):
+        kernel.sdpa_attention_forward(module, *tensors, None, dropout=0.1)
+
+
+def test_the_message_says_op_requirement_and_what_came(kernel, device):
+    with pytest.raises(kernel.AttentionSetupError) as caught:
+        kernel.attention(*(torch.ones(shape, device=device) for shape in ((1, 3, 2, 8), (1, 2, 2, 8), (1, 2, 2, 8))))
+    assert str(caught.value).startswith(
+        "attention: key must have a number of heads that divides query's 3, got float32 (1"
+    )
+
+
+def test_the_error_is_a_value_error(kernel):
+    assert issubclass(kernel.AttentionSetupError, ValueError)
+    assert kernel.AttentionSetupError.__doc__
+
+
+OP_CHANGES = {
+    "one_column_less": lambda tensor: tensor[..., :-1],
+    "one_column_more": lambda tensor: torch.cat([tensor, tensor[..., :1]], -1),
+    "one_row_less": lambda tensor: tensor[:-1],
+    "two_rows_more": lambda tensor: torch.cat([tensor, tensor, tensor]),
+    "no_axes": lambda tensor: tensor.flatten()[0],
+    "extra_axis": lambda tensor: tensor[None],
+    "float64": torch.Tensor.double,
+    "int16": torch.Tensor.short,
+    "complex64": lambda tensor: tensor.to(torch.complex64),
+    "sparse": torch.Tensor.to_sparse,
+    "meta": lambda tensor: tensor.to("meta"),
+}
+FLASH_OPS = [name for name in TENSOR_OPS if "fallback" not in name]
+
+
+@pytest.mark.parametrize("name", FLASH_OPS)
+@pytest.mark.parametrize("change", OP_CHANGES.values(), ids=OP_CHANGES)
+def test_registered_ops_refuse_what_would_be_unsafe(ops, device, name, change):
+    """Each tensor argument in turn; the exception says what is wrong, and nothing crashes."""
+    op = getattr(ops, name).default
+    valid = arguments(name, SMALL, F32, device)
+    for position, value in enumerate(valid):
+        if not isinstance(value, torch.Tensor):
+            continue
+        changed = change(value)
+        argument = op._schema.arguments[position].name
+        if argument in ("mask", "bias") and change is OP_CHANGES["one_row_less"] and value.shape[0] == 1:
+            changed = value[:, :, :, :-1]
+        with pytest.raises(RuntimeError):
+            op(*valid[:position], changed, *valid[position + 1 :])
+
+
+@pytest.mark.parametrize("name", FLASH_OPS)
+def test_registered_ops_take_any_strides(ops, device, name):
+    """A strided tensor is never read as dense, in a direct call neither."""
+    op = getattr(ops, name).default
+    valid = arguments(name, SMALL, F32, device)
+    expected = op(*valid)
+    for position, value in enumerate(valid):
+        if isinstance(value, torch.Tensor):
+            filling = torch.nan if value.is_floating_point() else True
+            strided = torch.stack([value, torch.full_like(value, filling)], -1)[..., 0]
+            found = op(*valid[:position], strided, *valid[position + 1 :])
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", FLASH_OPS)
+def test_registered_ops_refuse_other_numbers(ops, device, name):
+    op = getattr(ops, name).default
+    valid = arguments(name, SMALL, F32, device)
+    names = [argument.name for argument in op._schema.arguments]
+    for argument in ("window_left", "window_right"):
+        with pytest.raises(RuntimeError):
+            op(*(-2 if each == argument else value for each, value in zip(names, valid)))
+
+
+@pytest.mark.parametrize("name", FLASH_OPS)
+def test_float32_has_no_matrix_units(ops, device, name):
+    valid = arguments(name, SMALL, F32, device, accelerated=True)
+    with pytest.raises(RuntimeError, match="accelerated"):
+        getattr(ops, name).default(*valid)
+
+
+@pytest.mark.parametrize("name", [name for name in TENSOR_OPS if name.endswith("_backward")])
+def test_gradients_of_what_is_not_there(ops, device, name):
+    valid = arguments(name, SMALL, F32, device, optional=False)
+    for position in (-2, -1):
+        asked = [*valid]
+        asked[position] = True
+        with pytest.raises((RuntimeError, AssertionError)):
+            getattr(ops, name).default(*asked)

@@ -1,0 +1,65 @@
+"""What can be chosen: options, which check themselves, and strategies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ._errors import AttentionChecks
+
+
+class AttentionStrategy(str, Enum):
+    """How attention is computed."""
+
+    FLASH_ACCELERATED = "flash_accelerated"
+    """In one pass over tiles of keys, on matrix units; raises where the hardware has none for the dtype."""
+    FLASH_UNIT = "flash_unit"
+    """In one pass over tiles of keys, on the vector units; every dtype."""
+    FALLBACK = "fallback"
+    """Products and softmax one after the other, with the whole score matrix in memory; every dtype and device."""
+    AUTOTUNE = "autotune"
+    """The fastest of the others: measured once for a kind of call, or chosen by rule where nothing may be measured."""
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """Options of `attention`.
+
+    Attributes:
+        scale: what the products of queries and keys are multiplied by, finite and > 0; by default `1 / sqrt(D)`.
+        softcap: bounds the scores to `softcap * tanh(score / softcap)`, finite and > 0; None for no bound.
+        is_causal: whether query i sees only the keys `j <= i + Sk - Sq`, so that the last query sees all.
+        window: `(left, right)`, how far before and behind its own position, `i + Sk - Sq`, a query sees keys; -1 for
+            any distance. None is `(-1, -1)`.
+
+    Raises:
+        AttentionSetupError: for an option that is not as described.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    is_causal: bool = False
+    window: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check = AttentionChecks("AttentionOptions")
+        check.flag("is_causal", self.is_causal)
+        for name in ("scale", "softcap"):
+            number = getattr(self, name)
+            if number is not None:
+                object.__setattr__(self, name, check.positive_float32(name, number))
+        if self.window is not None:
+            object.__setattr__(self, "window", window_bounds(check, "window", self.window))
+
+
+def window_bounds(check: AttentionChecks, name: str, value: object) -> tuple[int, int]:
+    """Requires two distances, -1 for none, and returns them as a tuple of ints."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        check.fail(name, "be two integers (left, right), each >= -1", value)
+    left, right = value
+    return check.integer(name, left, -1), check.integer(name, right, -1)
+
+
+def values_of(enumeration: type[Enum]) -> tuple[str, ...]:
+    """Returns the strings that the members of an enumeration stand for."""
+    return tuple(member.value for member in enumeration)

@@ -1,0 +1,82 @@
+"""sdpa_attention_forward, for the attention interface of Transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._attention import attention
+from ._errors import AttentionChecks
+from ._options import AttentionOptions
+
+
+def sdpa_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    cache: Any = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Runs the attention of a Transformers model, as `AttentionInterface.register` wants it, with the masks of sdpa.
+
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+        AttentionInterface.register("rudnn", attention.sdpa_attention_forward)
+        AttentionMaskInterface.register("rudnn", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+        model.set_attn_implementation("rudnn")
+
+    Beyond sdpa it serves softcap (Gemma-2) and sinks (GPT-OSS). Keys and values are not repeated for the query heads
+    that share them.
+
+    Args:
+        module: the model's attention; read are `is_causal` and, with a cache, `layer_idx`.
+        query: `[B, Hq, Sq, D]`, float32, float16 or bfloat16.
+        key: `[B, Hkv, Sk, D]` of the query's dtype.
+        value: `[B, Hkv, Sk, Dv]` of the query's dtype.
+        attention_mask: bool, True where a key takes part, or float, added to the scores; it broadcasts to
+            `[B, Hq, Sq, Sk]`. None if all or, with causality, all that precede take part.
+        dropout: 0; nothing is dropped here.
+        scaling: what the products are multiplied by, by default `1 / sqrt(D)`.
+        is_causal: whether, without a mask, a query sees only the keys before it; by default what the module says, and
+            True if that says nothing.
+        position_bias: float, added to the scores.
+        cache: a paged cache, which is given the keys and values and says which to attend to.
+        softcap: bounds the scores to `softcap * tanh(score / softcap)`.
+        s_aux: `[Hq]`, one more score for each head, without a value.
+        kwargs: what else models hand over; a window is in the mask.
+
+    Returns:
+        `[B, Sq, Hq, Dv]`, contiguous, and None. Differentiable once in the tensors of float dtype.
+
+    Raises:
+        AttentionSetupError: for an argument that is not as described.
+    """
+    if dropout != 0:
+        AttentionChecks("sdpa_attention_forward").fail("dropout", "be 0: nothing is dropped here", dropout)
+    if cache is not None:
+        key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    queries = query.shape[2]
+    causal = causal and attention_mask is None and queries > 1
+    if causal and key.shape[2] > queries:
+        # A static cache at its first use: behind the queries' own there are no keys yet.
+        key, value = key[:, :, :queries], value[:, :, :queries]
+        position_bias = None if position_bias is None else position_bias[..., :queries]
+    mask, bias = attention_mask, position_bias
+    if mask is not None and mask.dtype != torch.bool:
+        mask, bias = None, attention_mask if bias is None else attention_mask + bias
+    options = AttentionOptions(scaling, softcap, causal)
+    output = attention(query, key, value, mask, bias, options, sinks=s_aux)
+    assert isinstance(output, Tensor)
+    return output.transpose(1, 2).contiguous(), None
