@@ -106,12 +106,16 @@ def test_nothing_is_measured_while_tracing(kernel, device, tune):
     asked = tune()
     inputs = PLAIN.inputs(device=device)
     torch._dynamo.reset()
-    torch.compile(lambda *tensors: kernel.attention(*tensors), fullgraph=True, backend="eager")(*inputs.values())
-    torch.fx.experimental.proxy_tensor.make_fx(kernel.attention)(*inputs.values())
+
+    def attend(query, key, value):
+        return kernel.attention(query, key, value)
+
+    torch.compile(attend, fullgraph=True, backend="eager")(*inputs.values())
+    torch.fx.experimental.proxy_tensor.make_fx(attend)(*inputs.values())
     with torch._subclasses.fake_tensor.FakeTensorMode() as mode:
         run(kernel, {name: mode.from_tensor(tensor) for name, tensor in inputs.items()})
     run(kernel, {name: tensor.to("meta") for name, tensor in inputs.items()})
-    torch.vmap(lambda *tensors: kernel.attention(*tensors))(*(tensor[None] for tensor in inputs.values()))
+    torch.vmap(attend)(*(tensor[None] for tensor in inputs.values()))
     assert not asked
 
 

@@ -97,20 +97,24 @@ def test_what_is_not_seen_does_not_show(kernel, what, garbage):
                 inputs[what][batch, :, :, key] = filling
             else:
                 inputs[what][batch, :, key] = filling
-        # Seen by the last query only.
+        # Seen by the last query only, whose own gradients are then garbage, and those of all that it sees.
         if what != "attn_bias":
             inputs[what][:, :, 6] = filling
         inputs = {name: tensor.requires_grad_(tensor.is_floating_point()) for name, tensor in inputs.items()}
         output, lse = reference(kernel, EVERYTHING, inputs)
         found = gradients(output[:, :, :-1], inputs, normal((2, 4, 4, 24), torch.float64))
-        results.append((output[:, :, :-1], lse[:, :, :-1], *found.values()))
+        results.append((output[:, :, :-1], lse[:, :, :-1], found["query"][:, :, :-1]))
+        inputs["mask"][..., 6] = False
+        output, lse = reference(kernel, EVERYTHING, inputs)
+        found = gradients(output, inputs, normal(output.shape, torch.float64))
+        results[-1] += (output, lse, *found.values())
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, **EXACT)
 
 
 def test_rows_without_keys(kernel):
     """0 and no gradient, also where their own query and the gradient that comes in are NaN."""
-    inputs = {name: tensor.double() for name, tensor in Variant("mask", mask="full").inputs().items()}
+    inputs = doubled(Variant("mask", mask="full").inputs())
     inputs["mask"][:, :, 2] = False
     inputs["query"][:, :, 2] = torch.nan
     inputs = {name: tensor.requires_grad_(tensor.is_floating_point()) for name, tensor in inputs.items()}

@@ -42,6 +42,9 @@ def _forward(
     window_right: int,
 ) -> tuple[Tensor, Tensor]:
     with torch.autocast(query.device.type, enabled=False):
+        dtype = query.dtype
+        # A product's bits may depend on strides, so they are made the same.
+        query, key, value = (tensor.float().contiguous() for tensor in (query, key, value))
         heads = _Heads(query, key)
         visible = _visible(query, key, mask, bias, is_causal, window_left, window_right)
         scores, _ = _scores(heads, query, key, bias, visible, scale, softcap)
@@ -56,8 +59,8 @@ def _forward(
         weights.div_(total.masked_fill(total == 0, 1))
         if visible is not None:
             weights.masked_fill_(~visible, 0)
-        output = _weighted_sum(heads.grouped(weights), value.float(), visible, heads.pairs)
-        return heads.ungrouped(output).to(query.dtype), (total.log() + shift).squeeze(3)
+        output = _weighted_sum(heads.grouped(weights), value, visible, heads.pairs)
+        return heads.ungrouped(output).to(dtype), (total.log() + shift).squeeze(3)
 
 
 def _backward(
@@ -81,31 +84,40 @@ def _backward(
     need_sinks: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     with torch.autocast(query.device.type, enabled=False):
+        dtype = query.dtype
+        query, key, value, grad = (tensor.float().contiguous() for tensor in (query, key, value, grad))
         heads = _Heads(query, key)
         visible = _visible(query, key, mask, bias, is_causal, window_left, window_right)
         scores, bounded = _scores(heads, query, key, bias, visible, scale, softcap)
-        shift = lse.masked_fill(lse == -torch.inf, 0)
-        weights = scores.sub_(shift.unsqueeze(3)).exp_()
+        shift = lse.masked_fill(lse == -torch.inf, 0).unsqueeze(3)
+        weights = scores.sub_(shift).exp_()
+        # 1 but for the rounding of the log-sum-exp, which would be in all weights of a row.
+        total = weights.sum(3, keepdim=True)
+        sink_weights = None if sinks is None else torch.exp(sinks.float().view(1, -1, 1, 1) - shift)
+        if sink_weights is not None:
+            total = total + sink_weights
+        total = total.masked_fill(total == 0, 1)
+        weights.div_(total)
         if visible is not None:
             weights.masked_fill_(~visible, 0)
-        grads = heads.grouped(grad.float())
+        grads = heads.grouped(grad)
 
         need_scores = need_query or need_key or need_bias
-        grad_query, grad_key, grad_value, grad_bias, grad_sinks = (query.new_empty(0) for _ in range(5))
+        grad_query, grad_key, grad_value, grad_bias, grad_sinks = (query.new_empty(0, dtype=dtype) for _ in range(5))
         if need_value:
             columns = heads.grouped(weights).mT
             summed = _weighted_sum(columns, grads, visible, lambda visible: heads.pairs(visible).mT)
-            grad_value = summed.to(value.dtype)
+            grad_value = summed.to(dtype)
         if need_scores or need_sinks:
-            grad_weights = heads.ungrouped(grads @ value.float().mT)
+            grad_weights = heads.ungrouped(grads @ value.mT)
             if visible is not None:
                 grad_weights.masked_fill_(~visible, 0)
             # Of each query: its output times the gradient of that.
             delta = (weights * grad_weights).sum(3)
         if need_sinks:
             assert sinks is not None
-            sink_weights = torch.exp(sinks.float().view(1, -1, 1) - shift)
-            grad_sinks = -(sink_weights * delta).sum((0, 2)).to(sinks.dtype)
+            assert sink_weights is not None
+            grad_sinks = -((sink_weights / total).squeeze(3) * delta).sum((0, 2)).to(sinks.dtype)
         if need_scores:
             grad_scores = grad_weights.sub_(delta.unsqueeze(3)).mul_(weights)
             if visible is not None:
@@ -119,9 +131,9 @@ def _backward(
                     grad_scores.masked_fill_(~visible, 0)
             grad_products = heads.grouped(grad_scores).mul(scale)
             if need_query:
-                grad_query = heads.ungrouped(grad_products @ _finite(key.float())).to(query.dtype)
+                grad_query = heads.ungrouped(grad_products @ _finite(key)).to(dtype)
             if need_key:
-                grad_key = (grad_products.mT @ _finite(heads.grouped(query.float()))).to(key.dtype)
+                grad_key = (grad_products.mT @ _finite(heads.grouped(query))).to(dtype)
         return grad_query, grad_key, grad_value, grad_bias, grad_sinks
 
 
@@ -184,7 +196,7 @@ def _scores(
     softcap: float,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the scores `[B, Hq, Sq, Sk]`, -inf where a key is not seen, and the tanh that bounds them, or None."""
-    scores = heads.ungrouped(heads.grouped(query.float()) @ key.float().mT).mul_(scale)
+    scores = heads.ungrouped(heads.grouped(query) @ key.mT).mul_(scale)
     bounded = None
     if softcap > 0:
         bounded = scores.div_(softcap).tanh_()
