@@ -1,47 +1,14 @@
 // Products of bfloat16 matrices by AMX tiles. Include first in a file, before the code that uses it; between
-// configure_tiles() and release_tiles() a thread may multiply.
-//
-// A left tile holds 16 rows of 32 elements, as they lie in memory. A right tile holds 32 rows of 16 columns as 16 pairs
-// of rows: [pair][column][2]. Right tiles come in twos, for 32 columns, one after the other.
-#include "common/cpu/vec_avx512.h"
-// Up to version 12, GCC's own AVX-512 intrinsics set it off wherever they are used.
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC target("avx512bf16,amx-tile,amx-bf16")
-#undef RUDNN_ISA
-#define RUDNN_ISA amx
+// configure_tiles() and release_tiles() a thread may multiply. Right tiles come in twos, for 32 columns, one after the
+// other.
+#include "common/cpu/amx.h"
 #include "cpu/experts.h"
 #include "cpu/experts_units.inl.h"
 
 namespace rudnn::amx {
-
-using namespace avx512;
-
-inline constexpr int64_t kTileSize = 512;  // elements
-inline constexpr int64_t kDepth = 32;      // terms of a sum that a tile holds
-
 namespace {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Sixteen rows and 64 bytes to each of the eight tiles.
-inline void configure_tiles() {
-  struct alignas(64) Configuration {
-    uint8_t palette;
-    uint8_t start_row;
-    uint8_t reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  };
-  Configuration configuration = {};
-  configuration.palette = 1;
-  for (int tile = 0; tile < 8; ++tile) {
-    configuration.row_bytes[tile] = 64;
-    configuration.rows[tile] = 16;
-  }
-  __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
-}
-
-inline void release_tiles() { _tile_release(); }
 
 // Up to 16 rows of a matrix, cut into left tiles. What lies outside of it counts as 0.
 struct LeftTiles {
@@ -56,13 +23,6 @@ struct LeftTile {
   const bfloat16* data;
   int64_t row_bytes;
 };
-
-// The 32 elements of a row from `column` on, 0 from `columns` on.
-inline __m512i load_row(const bfloat16* row, int64_t column, int64_t columns) {
-  const int64_t count = columns - column;
-  if (count >= 32) return _mm512_loadu_si512(row + column);
-  return _mm512_maskz_loadu_epi16(count <= 0 ? 0 : (__mmask32{1} << count) - 1, row + column);
-}
 
 // A copy of a tile that reaches beyond its matrix.
 [[gnu::noinline]] LeftTile padded_tile(const LeftTiles& tiles, int64_t step, bfloat16* copy) {
@@ -133,42 +93,6 @@ inline void store_sums(bool two, Sums& sums) {
   if (!two) return;
   _tile_stored(1, sums.tiles[1], 64);
   _tile_stored(3, sums.tiles[3], 64);
-}
-
-inline void transpose(__m512i (&rows)[16]) {
-  __m512i pairs[16];
-  for (int i = 0; i < 16; i += 2) {
-    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    rows[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
-    rows[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
-    rows[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
-    rows[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
-  }
-  for (int half = 0; half < 16; half += 8) {
-    for (int i = half; i < half + 4; ++i) {
-      pairs[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
-      pairs[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
-    }
-  }
-  for (int i = 0; i < 8; ++i) {
-    rows[i] = _mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0x88);
-    rows[i + 8] = _mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0xdd);
-  }
-}
-
-// Pairs of bfloat16: the elements of `even` below those of `odd`.
-inline __m512i pair_up(__m256i even, __m256i odd) {
-  return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
-}
-
-// Rounds to nearest even; denormals become 0, as the products take them.
-inline __m256i narrow(Vec a) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.value)); }
-
-inline void store_tile(const __m512i (&rows)[16], bfloat16* tile) {
-  for (int row = 0; row < 16; ++row) _mm512_store_si512(tile + 32 * row, rows[row]);
 }
 
 // Experts and blocks of rows, which are packed one after the other.

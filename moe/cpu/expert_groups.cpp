@@ -3,12 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
-#include "common/cpu/dispatch.h"
 #include "common/cpu/parallel.h"
 
 namespace rudnn {
@@ -17,19 +11,6 @@ namespace {
 int64_t blocks_of(const ExpertGroup& group) { return cpu::ceil_div(group.end - group.begin, kRowBlock); }
 
 }  // namespace
-
-bool has_tiles() {
-#if RUDNN_X86_ISAS && defined(__linux__)
-  // The system wants to be asked once.
-  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
-  static const bool granted =
-      cpu::isa() >= cpu::Isa::kAmx && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return granted;
-#else
-  return false;
-#endif
-}
 
 std::vector<ExpertGroup> groups_of(const int32_t* offsets, int64_t experts, int64_t rows) {
   std::vector<ExpertGroup> groups(experts);

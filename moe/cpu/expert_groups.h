@@ -8,9 +8,6 @@
 
 namespace rudnn {
 
-// Whether the system lets this process use the tiles of AMX.
-bool has_tiles();
-
 // Bytes of an element.
 inline int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 

@@ -7,10 +7,11 @@
 #include "common/cpu/float_row.h"
 #include "common/cpu/memory.h"
 #include "common/cpu/parallel.h"
+#include "common/cpu/tiles.h"
+#include "common/cpu/workspace.h"
 #include "cpu/dispatch.h"
 #include "cpu/expert_groups.h"
 #include "cpu/tensor_indices.h"
-#include "cpu/workspace.h"
 #include "ops/experts.h"
 
 namespace rudnn {
@@ -28,7 +29,7 @@ struct ExpertsKernel {
 
 ExpertsKernel choose_kernel(bool tensor_core) {
 #if RUDNN_X86_ISAS
-  if (tensor_core && has_tiles()) return {&amx::experts_pack, &amx::experts_activated, &amx::experts_output};
+  if (tensor_core && cpu::has_tiles()) return {&amx::experts_pack, &amx::experts_activated, &amx::experts_output};
   if (tensor_core) return {nullptr, &avx512_bf16::experts_activated, &avx512_bf16::experts_output};
 #endif
   static const auto activated = RUDNN_CHOOSE(experts_activated);

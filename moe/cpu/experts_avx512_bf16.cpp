@@ -1,17 +1,7 @@
 #include "common/cpu/isa.h"
 
 #if RUDNN_X86_ISAS
-#include "common/cpu/vec_avx512.h"
-// Up to version 12, GCC's own AVX-512 intrinsics set it off wherever they are used.
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC target("avx512bf16")
-#undef RUDNN_ISA
-#define RUDNN_ISA avx512_bf16
-
-namespace rudnn::avx512_bf16 {
-using namespace avx512;
-}  // namespace rudnn::avx512_bf16
-
+#include "common/cpu/vec_avx512_bf16.h"
 #include "cpu/experts.h"
 #include "cpu/experts_dot.inl.h"
 

@@ -4,10 +4,11 @@
 #include "common/cpu/dispatch.h"
 #include "common/cpu/memory.h"
 #include "common/cpu/parallel.h"
+#include "common/cpu/tiles.h"
 #include "common/cpu/widen_row.h"
+#include "common/cpu/workspace.h"
 #include "cpu/expert_groups.h"
 #include "cpu/experts.h"
-#include "cpu/workspace.h"
 #include "ops/experts.h"
 
 namespace rudnn {
@@ -123,7 +124,7 @@ void launch_experts_backward(const ExpertsBackwardCall& call) {
   cpu::advise_huge_pages(call.grad_weights.down);
   clear_other_rows(groups, call.grad_values);
 #if RUDNN_X86_ISAS
-  if (call.tensor_core && has_tiles()) return run_tiled_backward(args, blocks_of(groups));
+  if (call.tensor_core && cpu::has_tiles()) return run_tiled_backward(args, blocks_of(groups));
 #endif
   run_backward(args);
 }

@@ -11,6 +11,7 @@
 //   where_less(a, b, x, y)   x where a < b, else y
 //   reduce_add, reduce_max
 //   Wide                     kWidth float64 lanes: wide_zero(), add(wide, v), reduce_add
+//   transpose(vectors)       makes rows of the columns of kWidth vectors
 //   pin(v)                   keeps the compiler from loading v from memory wherever it is used
 //   round_to_integer, times_power_of_two(v, n) = v * 2^n for whole n, exact or rounded once
 //

@@ -65,6 +65,25 @@ inline float reduce_max(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(largest, _mm_movehdup_ps(largest)));
 }
 
+inline void transpose(Vec (&vectors)[8]) {
+  __m256 pairs[8];
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(vectors[i].value, vectors[i + 1].value);
+    pairs[i + 1] = _mm256_unpackhi_ps(vectors[i].value, vectors[i + 1].value);
+  }
+  __m256 fours[8];
+  for (int i = 0; i < 8; i += 4) {
+    fours[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    fours[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    fours[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    fours[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    vectors[i].value = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    vectors[i + 4].value = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  }
+}
+
 inline Wide wide_zero() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
 
 inline Wide add(Wide a, Vec b) {

@@ -7,6 +7,8 @@
 
 #include "common/dtype.h"
 
+// Up to version 12, GCC's own AVX-512 intrinsics set it off wherever they are used.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #define RUDNN_ISA avx512
 
@@ -65,6 +67,32 @@ inline void reduce_add_each(const Vec (&vectors)[8], float* sums) {
   // Lane 4 i holds the sum of vector i, lane 4 i + 2 that of vector 4 + i.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
   _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, ones)));
+}
+
+inline void transpose(Vec (&vectors)[16]) {
+  __m512i rows[16];
+  __m512i pairs[16];
+  for (int i = 0; i < 16; ++i) rows[i] = _mm512_castps_si512(vectors[i].value);
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+  }
+  for (int half = 0; half < 16; half += 8) {
+    for (int i = half; i < half + 4; ++i) {
+      pairs[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+      pairs[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
+    }
+  }
+  for (int i = 0; i < 8; ++i) {
+    vectors[i].value = _mm512_castsi512_ps(_mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0x88));
+    vectors[i + 8].value = _mm512_castsi512_ps(_mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0xdd));
+  }
 }
 
 inline Wide wide_zero() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }

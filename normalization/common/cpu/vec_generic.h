@@ -56,6 +56,13 @@ inline float reduce_max(Vec a) {
   return largest;
 }
 
+inline void transpose(Vec (&vectors)[4]) {
+  const Vec rows[4] = {vectors[0], vectors[1], vectors[2], vectors[3]};
+  for (int i = 0; i < kWidth; ++i) {
+    vectors[i].value = Float4{rows[0].value[i], rows[1].value[i], rows[2].value[i], rows[3].value[i]};
+  }
+}
+
 inline Wide wide_zero() { return {Double2{0, 0}, Double2{0, 0}}; }
 
 inline Wide add(Wide a, Vec b) {

@@ -1,4 +1,4 @@
-#include "cpu/workspace.h"
+#include "common/cpu/workspace.h"
 
 #include <atomic>
 #include <cstdlib>
