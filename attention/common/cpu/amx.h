@@ -1,0 +1,41 @@
+// Tiles of AMX for bfloat16. Include first, before the code that uses it; between configure_tiles() and release_tiles()
+// a thread may multiply.
+//
+// A left tile holds 16 rows of 32 elements, as they lie in memory. A right tile holds 32 rows of 16 columns as 16 pairs
+// of rows: [pair][column][2].
+#pragma once
+
+#include "common/cpu/vec_avx512_bf16.h"
+
+#pragma GCC target("amx-tile,amx-bf16")
+#undef RUDNN_ISA
+#define RUDNN_ISA amx
+
+namespace rudnn::amx {
+
+using namespace avx512_bf16;
+
+inline constexpr int64_t kTileSize = 512;  // elements
+inline constexpr int64_t kDepth = 32;      // terms of a sum that a tile holds
+
+// Sixteen rows and 64 bytes to each of the eight tiles.
+inline void configure_tiles() {
+  struct alignas(64) Configuration {
+    uint8_t palette;
+    uint8_t start_row;
+    uint8_t reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  };
+  Configuration configuration = {};
+  configuration.palette = 1;
+  for (int tile = 0; tile < 8; ++tile) {
+    configuration.row_bytes[tile] = 64;
+    configuration.rows[tile] = 16;
+  }
+  __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
+}
+
+inline void release_tiles() { _tile_release(); }
+
+}  // namespace rudnn::amx

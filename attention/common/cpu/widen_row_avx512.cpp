@@ -1,0 +1,6 @@
+#include "common/cpu/isa.h"
+
+#if RUDNN_X86_ISAS
+#include "common/cpu/vec_avx512.h"
+#include "common/cpu/widen_row.inl.h"
+#endif

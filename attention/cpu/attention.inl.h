@@ -1,0 +1,200 @@
+// Attention in one pass over tiles of keys with a running softmax, in float32, for any vector width.
+#include "cpu/attention_tiles.inl.h"
+
+namespace rudnn::RUDNN_ISA {
+namespace {
+
+// The memory of a tile of rows.
+struct ForwardMemory {
+  ForwardMemory(const AttentionProblem& problem, float* memory)
+      : dim(round_up(problem.head_dim, kWidth)), value_dim(round_up(problem.value_dim, kWidth)) {
+    Scratch scratch(memory);
+    queries = scratch.take(dim * kRowTile);
+    keys = scratch.take(kKeyTile * dim);
+    values = scratch.take(kKeyTile * value_dim);
+    scores = scratch.take(kKeyTile * kRowTile);
+    addends = scratch.take(kKeyTile * kRowTile);
+    query_rows = scratch.take(kRowTile * dim);
+    output = scratch.take(kRowTile * value_dim);
+    maximum = scratch.take(kRowTile);
+    sum = scratch.take(kRowTile);
+    correction = scratch.take(kRowTile);
+    size = scratch.taken();
+  }
+
+  int64_t dim;
+  int64_t value_dim;
+  float* queries;     // [D, width]
+  float* keys;        // [kKeyTile, D]
+  float* values;      // [kKeyTile, Dv]
+  float* scores;      // [kKeyTile, width]
+  float* addends;     // [kKeyTile, width]
+  float* query_rows;  // [width, D]
+  float* output;      // [rows, Dv]
+  float* maximum;     // of the scores so far
+  float* sum;         // of the weights so far, which are relative to the maximum
+  float* correction;  // what the maximum's change makes of earlier weights
+  int64_t size;
+};
+
+// The queries of a tile as columns, with 0 in lanes without a row.
+template <class T>
+inline void load_queries(const AttentionProblem& problem, const RowTile& tile, int64_t dim, int64_t width, float* rows,
+                         float* transposed) {
+  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
+    widen_rows(rows_of<T>(problem.query, tile.batch, head) + query * problem.query.row_stride, 0, 1, problem.head_dim,
+               rows + row * dim, dim);
+  });
+  clear(rows + tile.rows() * dim, (width - tile.rows()) * dim);
+  transpose_rows(rows, dim, width, dim, transposed, width);
+}
+
+// From products to weights, relative to the new maximum.
+inline void update_softmax(const Scoring& scoring, Addends addends, const LaneKeys* lane_keys, int64_t count,
+                           int64_t width, ForwardMemory& memory) {
+  for (int64_t lane = 0; lane < width; lane += kWidth) {
+    const Vec old_maximum = load(memory.maximum + lane, Full{});
+    Vec maximum = old_maximum;
+    Vec first = broadcast(0.0f);
+    Vec last = first;
+    if (lane_keys != nullptr) {
+      first = load(lane_keys->first + lane, Full{});
+      last = load(lane_keys->last + lane, Full{});
+    }
+    float* scores = memory.scores + lane;
+    for (int64_t key = 0; key < count; ++key) {
+      Vec score = scoring.score(load(scores + key * width, Full{}));
+      if (addends == Addends::kSome) score = add_to_score(score, load(memory.addends + key * width + lane, Full{}));
+      if (lane_keys != nullptr) score = keep_in_range(score, key, first, last);
+      store(scores + key * width, score, Full{});
+      maximum = max(score, maximum);
+    }
+    const Vec base = where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum);
+    const Vec correction = exp(old_maximum - base);
+    Vec sum = broadcast(0.0f);
+    for (int64_t key = 0; key < count; ++key) {
+      const Vec weight = exp(load(scores + key * width, Full{}) - base);
+      store(scores + key * width, weight, Full{});
+      sum = sum + weight;
+    }
+    store(memory.maximum + lane, maximum, Full{});
+    store(memory.correction + lane, correction, Full{});
+    store(memory.sum + lane, fma(load(memory.sum + lane, Full{}), correction, sum), Full{});
+  }
+}
+
+inline void correct_output(int64_t rows, ForwardMemory& memory) {
+  for (int64_t row = 0; row < rows; ++row) {
+    if (memory.correction[row] == 1.0f) continue;
+    const Vec correction = broadcast(memory.correction[row]);
+    float* output = memory.output + row * memory.value_dim;
+    for (int64_t i = 0; i < memory.value_dim; i += kWidth) {
+      store(output + i, correction * load(output + i, Full{}), Full{});
+    }
+  }
+}
+
+// Attends from the rows of a tile to keys [first_key, last_key).
+template <class T>
+void attend(const AttentionProblem& problem, const RowTile& tile, int64_t first_key, int64_t last_key, bool with_sinks,
+            ForwardMemory& memory) {
+  const int64_t rows = tile.rows();
+  const int64_t width = round_up(rows, kWidth);
+  const Scoring scoring(problem);
+  const TileKeys tile_keys(problem, tile);
+  load_queries<T>(problem, tile, memory.dim, width, memory.query_rows, memory.queries);
+  clear(memory.output, round_up(rows, kProductRows) * memory.value_dim);
+  for (int64_t lane = 0; lane < width; ++lane) {
+    memory.maximum[lane] = -kInfinity;
+    memory.sum[lane] = 0;
+  }
+  if (with_sinks && problem.sinks != nullptr) {
+    for_each_row(tile, [&](int64_t row, int64_t head, int64_t) {
+      memory.maximum[row] = problem.sinks[head];
+      memory.sum[row] = problem.sinks[head] < kLowest ? 0.0f : 1.0f;
+    });
+  }
+  const T* keys = rows_of<T>(problem.key, tile.batch, tile.key_head);
+  const T* values = rows_of<T>(problem.value, tile.batch, tile.key_head);
+  const int64_t begin = larger(first_key, tile_keys.first() / kKeyTile * kKeyTile);
+  const int64_t end = smaller(last_key, tile_keys.last());
+  for (int64_t key = begin; key < end; key += kKeyTile) {
+    const int64_t count = smaller(kKeyTile, end - key);
+    const Addends addends = fill_addends(problem, tile, key, count, width, memory.addends);
+    if (addends == Addends::kNothingLeft) continue;
+    LaneKeys lane_keys;
+    const bool partial = !tile_keys.all_have(key, key + count);
+    if (partial) fill_lane_keys(problem, tile, key, width, lane_keys);
+
+    widen_rows(keys + key * problem.key.row_stride, problem.key.row_stride, count, problem.head_dim, memory.keys,
+               memory.dim);
+    const bool finite = widen_rows(values + key * problem.value.row_stride, problem.value.row_stride, count,
+                                   problem.value_dim, memory.values, memory.value_dim);
+    multiply(Left<false>{memory.keys, memory.dim}, count, memory.queries, width, width, problem.head_dim, false,
+             memory.scores, width);
+    update_softmax(scoring, addends, partial ? &lane_keys : nullptr, count, width, memory);
+    correct_output(rows, memory);
+    add_product(Left<true>{memory.scores, width}, rows, memory.values, finite, memory.value_dim, memory.value_dim,
+                count, memory.output, memory.value_dim);
+  }
+}
+
+// Adds up the splits of a row in their order.
+template <class T>
+void merge_row(const AttentionArgs& args, int64_t index, float* sums) {
+  const AttentionProblem& problem = args.problem;
+  const int64_t rows = problem.batch * problem.heads * problem.queries;
+  const int64_t dim = problem.value_dim;
+  const float sink = problem.sinks == nullptr ? -kInfinity : problem.sinks[index / problem.queries % problem.heads];
+  float maximum = sink;
+  for (int64_t split = 0; split < args.splits; ++split) {
+    const float other = args.split_maximum[split * rows + index];
+    maximum = other > maximum ? other : maximum;
+  }
+  const float base = maximum < kLowest ? 0.0f : maximum;
+  float sum = first_lane(exp(broadcast(sink - base)));
+  clear(sums, round_up(dim, kWidth));
+  for (int64_t split = 0; split < args.splits; ++split) {
+    const int64_t part = split * rows + index;
+    const float weight = first_lane(exp(broadcast(args.split_maximum[part] - base)));
+    if (weight == 0.0f) continue;
+    sum += weight * args.split_sum[part];
+    for_each_vector(dim, [&](int64_t i, auto lanes) {
+      store(sums + i, fma(broadcast(weight), load(args.split_output + part * dim + i, lanes), load(sums + i, lanes)),
+            lanes);
+    });
+  }
+  const float factor = finish_row(maximum, sum, args.lse + index);
+  store_row(sums, factor, dim, static_cast<T*>(args.output) + index * dim);
+}
+
+}  // namespace
+
+int64_t attention_scratch(const AttentionProblem& problem) { return ForwardMemory(problem, nullptr).size; }
+
+void attention_tiles(const AttentionArgs& args, float* scratch, int64_t begin, int64_t end) {
+  const AttentionProblem& problem = args.problem;
+  ForwardMemory memory(problem, scratch);
+  const int64_t tiles = row_tiles_of(problem, kRowTile).count;
+  visit_dtype(problem.dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t split = unit % args.splits;
+      const int64_t index = unit / args.splits;
+      const int64_t head = index / tiles;
+      const RowTile tile =
+          row_tile(problem, kRowTile, head / problem.key_heads, head % problem.key_heads, index % tiles);
+      attend<T>(problem, tile, split * args.split_keys, (split + 1) * args.split_keys, args.splits == 1, memory);
+      store_results<T>(args, tile, split, memory.output, memory.value_dim, memory.maximum, memory.sum);
+    }
+  });
+}
+
+void attention_merge(const AttentionArgs& args, float* scratch, int64_t begin, int64_t end) {
+  visit_dtype(args.problem.dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    for (int64_t row = begin; row < end; ++row) merge_row<T>(args, row, scratch);
+  });
+}
+
+}  // namespace rudnn::RUDNN_ISA

@@ -1,0 +1,3 @@
+#include "common/cpu/vec_generic.h"
+#include "cpu/attention.inl.h"
+#include "cpu/attention_backward.inl.h"

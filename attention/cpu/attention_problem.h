@@ -1,0 +1,49 @@
+// What the launchers of attention and of its gradients share.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "common/cpu/parallel.h"
+#include "common/cpu/workspace.h"
+#include "cpu/attention.h"
+#include "ops/attention.h"
+
+namespace rudnn {
+
+// [B, H, S, D] of a tensor.
+HeadRows head_rows_of(const Tensor& tensor);
+
+// `sinks` are those of the inputs in float32, or null.
+AttentionProblem problem_of(const AttentionInputs& inputs, const AttentionOptions& options, const float* sinks);
+
+// The multiplications of the scores and of the values.
+inline int64_t work_of(const AttentionProblem& problem) {
+  return problem.batch * problem.heads * problem.queries * problem.keys * (problem.head_dim + problem.value_dim);
+}
+
+// Scratch for each range of units that may run at the same time.
+class ThreadScratch {
+ public:
+  explicit ThreadScratch(int64_t floats)
+      : floats_(floats), ranges_(static_cast<int64_t>(torch::stable::get_num_threads())) {}
+
+  size_t bytes() const { return cpu::Workspace::size_of<float>(floats_ * ranges_); }
+  void take(cpu::Workspace& workspace) { memory_ = workspace.take<float>(floats_ * ranges_); }
+  float* at(int64_t range) const { return memory_ + range * floats_; }
+
+ private:
+  int64_t floats_;
+  int64_t ranges_;
+  float* memory_ = nullptr;
+};
+
+// Calls body(scratch, begin, end) on ranges of `count` units, which are `work` multiplications in all.
+template <class Body>
+void for_each_range(int64_t count, int64_t work, const ThreadScratch& scratch, const Body& body) {
+  std::atomic<int64_t> ranges{0};
+  cpu::parallel_for(count, work / (count + 1) + 1,
+                    [&](int64_t begin, int64_t end) { body(scratch.at(ranges++), begin, end); });
+}
+
+}  // namespace rudnn

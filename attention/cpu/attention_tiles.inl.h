@@ -1,0 +1,448 @@
+// What the tiles of the forward and of the backward have in common, for any vector width: which rows and keys they
+// hold, what is added to their scores, and their products in float32. A tile of scores has a row for each key and a
+// lane for each row of queries.
+#pragma once
+
+#include "cpu/attention.h"
+
+namespace rudnn::RUDNN_ISA {
+namespace {
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+inline constexpr float kInfinity = __builtin_inff();
+// Less than this is -inf alone.
+inline constexpr float kLowest = -3.402823466e+38f;
+
+// Hands out parts of the scratch memory, or without any counts them.
+class Scratch {
+ public:
+  explicit Scratch(float* memory) : memory_(memory) {}
+
+  float* take(int64_t count) {
+    constexpr int64_t kLine = 16;
+    float* part = memory_ == nullptr ? nullptr : memory_ + taken_;
+    taken_ += round_up(count, kLine);
+    return part;
+  }
+  int64_t taken() const { return taken_; }
+
+ private:
+  float* memory_;
+  int64_t taken_ = 0;
+};
+
+// Rows of queries that share a key head: `queries` rows of each of `heads` heads, head after head.
+struct RowTile {
+  int64_t batch;
+  int64_t key_head;
+  int64_t head;
+  int64_t heads;
+  int64_t query;
+  int64_t queries;
+
+  int64_t rows() const { return heads * queries; }
+};
+
+// Calls body(row, head, query) for the rows of a tile.
+template <class Body>
+inline void for_each_row(const RowTile& tile, Body&& body) {
+  int64_t row = 0;
+  for (int64_t head = tile.head; head < tile.head + tile.heads; ++head) {
+    for (int64_t query = tile.query; query < tile.query + tile.queries; ++query) body(row++, head, query);
+  }
+}
+
+// With causality the last tiles of a head have the most keys. Taken from both ends by turns, neighbours have as many
+// keys as any others.
+inline int64_t alternate(int64_t index, int64_t count) { return index % 2 == 0 ? index / 2 : count - 1 - index / 2; }
+
+inline RowTile row_tile(const AttentionProblem& problem, int64_t tile_rows, int64_t batch, int64_t key_head,
+                        int64_t index) {
+  const RowTiles tiles = row_tiles_of(problem, tile_rows);
+  const int64_t group = problem.heads / problem.key_heads;
+  const int64_t head = index / tiles.tiles_per_head * tiles.heads_per_tile;
+  const int64_t query = alternate(index % tiles.tiles_per_head, tiles.tiles_per_head) * tile_rows;
+  return {batch,
+          key_head,
+          key_head * group + head,
+          smaller(tiles.heads_per_tile, group - head),
+          query,
+          smaller(tile_rows, problem.queries - query)};
+}
+
+struct KeyRange {
+  int64_t first;
+  int64_t last;
+};
+
+// The keys that causality and the window leave to a query.
+inline KeyRange keys_of(const AttentionProblem& problem, int64_t query) {
+  const int64_t position = query + problem.keys - problem.queries;
+  const int64_t first = larger(position - problem.keys_before, 0);
+  return {first, larger(smaller(position + problem.keys_after + 1, problem.keys), first)};
+}
+
+// The same for the rows of a tile. Later queries have later keys, so the first and the last one tell what all have.
+struct TileKeys {
+  TileKeys(const AttentionProblem& problem, const RowTile& tile)
+      : earliest(keys_of(problem, tile.query)), latest(keys_of(problem, tile.query + tile.queries - 1)) {}
+
+  int64_t first() const { return smaller(earliest.first, latest.first); }
+  int64_t last() const { return latest.last; }
+  // Whether every row has all keys [begin, end).
+  bool all_have(int64_t begin, int64_t end) const { return latest.first <= begin && end <= earliest.last; }
+  bool some_have(int64_t begin, int64_t end) const { return first() < end && begin < last(); }
+
+  KeyRange earliest;
+  KeyRange latest;
+};
+
+// The keys that each lane has, counted from the start of a tile of keys. Lanes beyond the rows have none.
+struct LaneKeys {
+  alignas(64) float first[kMaxRowTile];
+  alignas(64) float last[kMaxRowTile];
+};
+
+inline void fill_lane_keys(const AttentionProblem& problem, const RowTile& tile, int64_t key, int64_t width,
+                           LaneKeys& lanes) {
+  for (int64_t lane = 0; lane < width; ++lane) lanes.first[lane] = lanes.last[lane] = 0;
+  const auto relative = [&](int64_t position) {
+    return static_cast<float>(larger(smaller(position - key, kMaxKeyTile), 0));
+  };
+  for_each_row(tile, [&](int64_t row, int64_t, int64_t query) {
+    const KeyRange range = keys_of(problem, query);
+    lanes.first[row] = relative(range.first);
+    lanes.last[row] = relative(range.last);
+  });
+}
+
+inline int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+// Where the rows of a head begin.
+template <class T>
+inline const T* rows_of(const HeadRows& rows, int64_t batch, int64_t head) {
+  return static_cast<const T*>(rows.data) + batch * rows.batch_stride + head * rows.head_stride;
+}
+
+// `count` rows, widened, with 0 up to a multiple of the vector width. Returns whether all elements are finite.
+template <class T>
+inline bool widen_rows(const T* rows, int64_t row_stride, int64_t count, int64_t dim, float* widened, int64_t stride) {
+  Vec products = broadcast(0.0f);
+  for (int64_t row = 0; row < count; ++row) {
+    for_each_vector(dim, [&](int64_t i, auto lanes) {
+      const Vec x = load(rows + row * row_stride + i, lanes);
+      products = fma(x, broadcast(0.0f), products);
+      store(widened + row * stride + i, x, Full{});
+    });
+  }
+  return reduce_add(products) == 0.0f;
+}
+
+// transposed[column][row] of the rows of a matrix with whole vectors; rows up to a multiple of the vector width must be
+// there, and become lanes.
+inline void transpose_rows(const float* rows, int64_t stride, int64_t row_count, int64_t columns, float* transposed,
+                           int64_t width) {
+  for (int64_t row = 0; row < row_count; row += kWidth) {
+    for (int64_t column = 0; column < columns; column += kWidth) {
+      Vec block[kWidth];
+      for (int i = 0; i < kWidth; ++i) block[i] = load(rows + (row + i) * stride + column, Full{});
+      transpose(block);
+      for (int i = 0; i < kWidth; ++i) store(transposed + (column + i) * width + row, block[i], Full{});
+    }
+  }
+}
+
+inline void clear(float* data, int64_t count) {
+  for (int64_t i = 0; i < count; i += kWidth) store(data + i, broadcast(0.0f), Full{});
+}
+
+// What mask and bias add to the scores of a tile: -inf for what they exclude.
+enum class Addends { kNone, kSome, kNothingLeft };
+
+template <class T>
+inline const T* operand_row(const ScoreOperand& operand, int64_t batch, int64_t head, int64_t query, int64_t key) {
+  return static_cast<const T*>(operand.data) + batch * operand.batch_stride + head * operand.head_stride +
+         query * operand.query_stride + key * operand.key_stride;
+}
+
+// Addends of one row for `count` keys, with -inf up to a multiple of the vector width. Returns in each lane whether any
+// key is left.
+inline Vec fill_addend_row(const AttentionProblem& problem, int64_t batch, int64_t head, int64_t query, int64_t key,
+                           int64_t count, float* row) {
+  const ScoreOperand& bias = problem.bias;
+  if (bias.data == nullptr) {
+    for (int64_t i = 0; i < count; ++i) row[i] = 0;
+  } else {
+    visit_dtype(problem.bias_dtype, [&](auto element) {
+      using T = typename decltype(element)::type;
+      const T* source = operand_row<T>(bias, batch, head, query, key);
+      if (bias.key_stride == 1) {
+        for_each_vector(count, [&](int64_t i, auto lanes) { store(row + i, load(source + i, lanes), lanes); });
+      } else {
+        for (int64_t i = 0; i < count; ++i) store(row + i, load(source + i * bias.key_stride, Partial{1}), Partial{1});
+      }
+    });
+  }
+  const ScoreOperand& mask = problem.mask;
+  if (mask.data != nullptr) {
+    const auto* source = operand_row<uint8_t>(mask, batch, head, query, key);
+    if (mask.key_stride == 1) {
+      for (int64_t i = 0; i < count; ++i) row[i] = source[i] != 0 ? row[i] : -kInfinity;
+    } else {
+      for (int64_t i = 0; i < count; ++i) row[i] = source[i * mask.key_stride] != 0 ? row[i] : -kInfinity;
+    }
+  }
+  for (int64_t i = count; i % kWidth != 0; ++i) row[i] = -kInfinity;
+  Vec left = broadcast(0.0f);
+  for (int64_t i = 0; i < count; i += kWidth) {
+    left = max(where_less(load(row + i, Full{}), broadcast(kLowest), broadcast(0.0f), broadcast(1.0f)), left);
+  }
+  return left;
+}
+
+inline bool same_for_all_rows(const ScoreOperand& operand, const RowTile& tile) {
+  return operand.data == nullptr ||
+         ((operand.query_stride == 0 || tile.queries == 1) && (operand.head_stride == 0 || tile.heads == 1));
+}
+
+// Addends [count, width] of a tile of scores; rows up to a multiple of the vector width are written. Where rows differ,
+// lanes without a row have no key.
+inline Addends fill_addends(const AttentionProblem& problem, const RowTile& tile, int64_t key, int64_t count,
+                            int64_t width, float* addends) {
+  if (problem.mask.data == nullptr && problem.bias.data == nullptr) return Addends::kNone;
+  Vec left = broadcast(0.0f);
+  if (same_for_all_rows(problem.mask, tile) && same_for_all_rows(problem.bias, tile)) {
+    alignas(64) float row[kMaxKeyTile];
+    left = fill_addend_row(problem, tile.batch, tile.head, tile.query, key, count, row);
+    if (reduce_max(left) == 0.0f) return Addends::kNothingLeft;
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t lane = 0; lane < width; lane += kWidth) {
+        store(addends + i * width + lane, broadcast(row[i]), Full{});
+      }
+    }
+    return Addends::kSome;
+  }
+  alignas(64) float rows[kWidth][kMaxKeyTile];
+  const auto flush = [&](int64_t first_row) {
+    transpose_rows(rows[0], kMaxKeyTile, kWidth, round_up(count, kWidth), addends + first_row, width);
+  };
+  const int64_t row_count = tile.rows();
+  for (int64_t row = row_count; row % kWidth != 0; ++row) {
+    for (int64_t i = 0; i < count; i += kWidth) store(rows[row % kWidth] + i, broadcast(-kInfinity), Full{});
+  }
+  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
+    left = max(fill_addend_row(problem, tile.batch, head, query, key, count, rows[row % kWidth]), left);
+    if (row % kWidth == kWidth - 1 || row == row_count - 1) flush(row / kWidth * kWidth);
+  });
+  for (int64_t lane = round_up(row_count, kWidth); lane < width; lane += kWidth) {
+    for (int64_t i = 0; i < count; ++i) store(addends + i * width + lane, broadcast(-kInfinity), Full{});
+  }
+  return reduce_max(left) == 0.0f ? Addends::kNothingLeft : Addends::kSome;
+}
+
+// e^(2 x) - 1 for 0 <= x, as exact in relation to itself near 0; at least 4e8 for x > 10.
+inline Vec expm1_of_twice(Vec x) {
+  const Vec bounded = -max(broadcast(-20.0f), -(x + x));
+  const Vec n = round_to_integer(bounded * broadcast(1.44269504f));
+  Vec r = fma(n, broadcast(-0.693145752f), bounded);
+  r = fma(n, broadcast(-1.42860677e-6f), r);
+  Vec series = broadcast(1.0f / 40320);
+  series = fma(series, r, broadcast(1.0f / 5040));
+  series = fma(series, r, broadcast(1.0f / 720));
+  series = fma(series, r, broadcast(1.0f / 120));
+  series = fma(series, r, broadcast(1.0f / 24));
+  series = fma(series, r, broadcast(1.0f / 6));
+  series = fma(series, r, broadcast(0.5f));
+  const Vec small = fma(series * r, r, r);
+  const Vec power = times_power_of_two(broadcast(1.0f), n);
+  return fma(power, small, power - broadcast(1.0f));
+}
+
+inline Vec tanh(Vec x) {
+  const Vec growth = expm1_of_twice(abs(x));
+  const Vec magnitude = divide(growth, growth + broadcast(2.0f));
+  return where_less(x, broadcast(0.0f), -magnitude, magnitude);
+}
+
+// How products of queries and keys become scores.
+struct Scoring {
+  explicit Scoring(const AttentionProblem& problem)
+      : scale(broadcast(problem.scale)), softcap(broadcast(problem.softcap)), capped(problem.softcap != 0.0f) {}
+
+  // Before the addends.
+  Vec score(Vec product) const {
+    const Vec scaled = product * scale;
+    return capped ? softcap * tanh(divide(scaled, softcap)) : scaled;
+  }
+  // The derivative of the cap where it gave `score`.
+  Vec slope(Vec score) const {
+    const Vec ratio = divide(score, softcap);
+    return broadcast(1.0f) - ratio * ratio;
+  }
+
+  Vec scale;
+  Vec softcap;
+  bool capped;
+};
+
+// What is excluded becomes -inf, whatever it was.
+inline Vec add_to_score(Vec score, Vec addend) {
+  return where_less(addend, broadcast(kLowest), broadcast(-kInfinity), score + addend);
+}
+
+inline Vec keep_in_range(Vec score, int64_t key, Vec first, Vec last) {
+  const Vec position = broadcast(static_cast<float>(key));
+  const Vec excluded = broadcast(-kInfinity);
+  return where_less(position, first, excluded, where_less(position, last, score, excluded));
+}
+
+// Rows and vectors of columns of a product that are summed in registers. Rows of results and of left operands are there
+// up to a multiple of the former.
+inline constexpr int kProductRows = kWidth == 16 ? 8 : 4;
+inline constexpr int kProductVectors = 2;
+// Terms that are summed in a register, before they are added to the result.
+inline constexpr int64_t kProductTerms = 128;
+
+// Element (row, k) of a left operand is data[row * stride + k], or data[k * stride + row] if it is transposed.
+template <bool kTransposed>
+struct Left {
+  const float* data;
+  int64_t stride;
+
+  const float* at(int64_t row, int64_t k) const {
+    return kTransposed ? data + k * stride + row : data + row * stride + k;
+  }
+};
+
+template <int kVectors, bool kTransposed>
+[[gnu::always_inline]] inline void multiply_block(Left<kTransposed> left, const float* right, int64_t right_stride,
+                                                  int64_t terms, bool add, float* result, int64_t result_stride) {
+  Vec sums[kProductRows][kVectors];
+  for (auto& row : sums) {
+    for (auto& sum : row) sum = broadcast(0.0f);
+  }
+  for (int64_t k = 0; k < terms; ++k) {
+    Vec columns[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) columns[v] = load(right + k * right_stride + v * kWidth, Full{});
+#pragma GCC unroll 8
+    for (int row = 0; row < kProductRows; ++row) {
+      const Vec factor = broadcast(*left.at(row, k));
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sums[row][v] = fma(factor, columns[v], sums[row][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < kProductRows; ++row) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      float* total = result + row * result_stride + v * kWidth;
+      store(total, add ? load(total, Full{}) + sums[row][v] : sums[row][v], Full{});
+    }
+  }
+}
+
+// result[row][column] = the sum over k of left(row, k) * right[k][column], or adds it. Columns are whole vectors. The
+// order of a sum depends on the number of terms alone.
+template <bool kTransposed>
+inline void multiply(Left<kTransposed> left, int64_t rows, const float* right, int64_t right_stride, int64_t columns,
+                     int64_t terms, bool add, float* result, int64_t result_stride) {
+  for (int64_t begin = 0; begin < terms; begin += kProductTerms) {
+    const int64_t count = smaller(kProductTerms, terms - begin);
+    const float* panel = right + begin * right_stride;
+    for (int64_t column = 0; column < columns; column += kProductVectors * kWidth) {
+      const bool whole = column + kProductVectors * kWidth <= columns;
+      for (int64_t row = 0; row < rows; row += kProductRows) {
+        const Left<kTransposed> block = {left.at(row, begin), left.stride};
+        float* totals = result + row * result_stride + column;
+        const bool more = add || begin > 0;
+        if (whole) {
+          multiply_block<kProductVectors>(block, panel + column, right_stride, count, more, totals, result_stride);
+        } else {
+          multiply_block<1>(block, panel + column, right_stride, count, more, totals, result_stride);
+        }
+      }
+    }
+  }
+}
+
+// Adds the same sums, in which rows of the right operand that hold inf or NaN do not show where their factor is 0.
+template <bool kTransposed>
+[[gnu::noinline]] void add_selected_product(Left<kTransposed> left, int64_t rows, const float* right,
+                                            int64_t right_stride, int64_t columns, int64_t terms, float* result,
+                                            int64_t result_stride) {
+  for (int64_t begin = 0; begin < terms; begin += kProductTerms) {
+    const int64_t end = smaller(begin + kProductTerms, terms);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; column += kWidth) {
+        Vec sum = broadcast(0.0f);
+        for (int64_t k = begin; k < end; ++k) {
+          const float factor = *left.at(row, k);
+          if (factor != 0.0f) sum = fma(broadcast(factor), load(right + k * right_stride + column, Full{}), sum);
+        }
+        float* total = result + row * result_stride + column;
+        store(total, load(total, Full{}) + sum, Full{});
+      }
+    }
+  }
+}
+
+template <bool kTransposed>
+inline void add_product(Left<kTransposed> left, int64_t rows, const float* right, bool right_finite,
+                        int64_t right_stride, int64_t columns, int64_t terms, float* result, int64_t result_stride) {
+  if (right_finite) {
+    multiply(left, rows, right, right_stride, columns, terms, true, result, result_stride);
+  } else {
+    add_selected_product(left, rows, right, right_stride, columns, terms, result, result_stride);
+  }
+}
+
+// The logarithm of the sum of weights, and the factor that makes the sum of weighted values their mean.
+inline float finish_row(float maximum, float sum, float* lse) {
+  *lse = sum == 0.0f ? -kInfinity : maximum + __builtin_logf(sum);
+  return sum == 0.0f ? 0.0f : 1.0f / sum;
+}
+
+template <class T>
+inline void store_row(const float* sums, float factor, int64_t dim, T* output) {
+  for_each_vector(dim,
+                  [&](int64_t i, auto lanes) { store(output + i, load(sums + i, lanes) * broadcast(factor), lanes); });
+}
+
+inline int64_t row_index(const AttentionProblem& problem, int64_t batch, int64_t head, int64_t query) {
+  return (batch * problem.heads + head) * problem.queries + query;
+}
+
+// Stores what a tile has of its rows: sums of weighted values, with the maximum of the scores and the sum of the
+// weights.
+template <class T>
+void store_results(const AttentionArgs& args, const RowTile& tile, int64_t split, const float* sums, int64_t stride,
+                   const float* maximum, const float* sum) {
+  const AttentionProblem& problem = args.problem;
+  const int64_t dim = problem.value_dim;
+  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
+    const int64_t index = row_index(problem, tile.batch, head, query);
+    if (args.splits == 1) {
+      const float factor = finish_row(maximum[row], sum[row], args.lse + index);
+      store_row(sums + row * stride, factor, dim, static_cast<T*>(args.output) + index * dim);
+      return;
+    }
+    const int64_t part = split * problem.batch * problem.heads * problem.queries + index;
+    args.split_maximum[part] = maximum[row];
+    args.split_sum[part] = sum[row];
+    store_row(sums + row * stride, 1.0f, dim, args.split_output + part * dim);
+  });
+}
+
+inline float first_lane(Vec v) {
+  float lane;
+  store(&lane, v, Partial{1});
+  return lane;
+}
+
+}  // namespace
+}  // namespace rudnn::RUDNN_ISA
