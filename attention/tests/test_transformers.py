@@ -82,6 +82,9 @@ def make_model(name, dtype, device):
             parameter.data = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
         elif parameter_name.endswith("sinks"):
             parameter.data = torch.randn(parameter.shape, generator=generator)
+    if any(type(module).__name__.endswith("Experts") for module in model.modules()):
+        # Those that serve float64 too.
+        model.set_experts_implementation("eager")
     return model.to(device, dtype).eval()
 
 
