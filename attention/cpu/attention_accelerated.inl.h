@@ -1,10 +1,12 @@
-// Attention by products of bfloat16 pairs. Include after a struct Products with
+// Attention by products of bfloat16 pairs. Include after a struct Rows {data, stride} and a struct Products with
 //
 //   Session           what a thread must have while it multiplies
 //   multiply          32 rows of a left operand by 32 columns of a right one
+//   multiply_chunks   the same for several blocks of 32 rows, each with Rows of its own, and steps of 32 columns
 //   multiply_narrow   32 rows by 16 columns
 //
-// of operands as common/cpu/amx.h lays them out: tile (i, step) of a left operand is 16 i rows and `step` times
+// of which all but the last can take a function that is called between products, for what else is to be done, and of
+// operands as common/cpu/amx.h lays them out: tile (i, step) of a left operand is 16 i rows and `step` times
 // step_stride from its start, and a right operand has, for each step, one tile for every 16 columns. Results are rows
 // of float32.
 //
@@ -49,10 +51,11 @@ inline __m512i pairs_of(Vec even, Vec odd) {
 struct BinaryScoring {
   explicit BinaryScoring(const AttentionProblem& problem)
       : scoring(problem),
-        direct(!scoring.capped && problem.mask.data == nullptr && problem.bias.data == nullptr && problem.scale > 0),
+        direct(!scoring.capped && problem.bias.data == nullptr && problem.scale > 0),
         factor(direct ? problem.scale * kLog2E : 1.0f) {}
 
   Vec finish(Vec product, Addends addends, const float* addend) const {
+    if (direct) return add_to_score(product, load(addend, Full{}));
     Vec score = scoring.score(product);
     if (addends == Addends::kSome) score = add_to_score(score, load(addend, Full{}));
     return score * broadcast(kLog2E);
@@ -207,11 +210,6 @@ struct PackedHead {
     values_finite = args.values_finite + head * chunks;
   }
 
-  struct Rows {
-    const bfloat16* data;
-    int64_t stride;
-  };
-
   Rows keys_of_chunk(int64_t chunk) const {
     if (chunk < first_packed) return {key_rows + chunk * kKeyChunk * problem.key.row_stride, problem.key.row_stride};
     return {packed_chunk(chunk), packed(problem.head_dim)};
@@ -244,14 +242,17 @@ void pack_chunk(const PackedHead& head, int64_t chunk) {
                       problem.value_dim, head.values + chunk * head.value_stride);
 }
 
-// The memory of a tile of rows. Scores, addends and the transposed output have kAcceleratedRows lanes.
+// Keys of a tile.
+inline constexpr int64_t kAcceleratedKeys = 256;
+
+// The memory of a tile of rows. All but the queries have kAcceleratedRows lanes.
 struct TileMemory {
   TileMemory(const AttentionProblem& problem, float* memory) : value_dim(packed(problem.value_dim)) {
     Scratch scratch(memory);
     queries = as_bfloat16(scratch.take(packed(problem.head_dim) * kAcceleratedRows / 2));
-    weights = as_bfloat16(scratch.take(kMaxKeyTile * kAcceleratedRows / 2));
-    scores = scratch.take(kMaxKeyTile * kAcceleratedRows);
-    addends = scratch.take(kMaxKeyTile * kAcceleratedRows);
+    for (auto& part : weights) part = as_bfloat16(scratch.take(kAcceleratedKeys * kAcceleratedRows / 2));
+    for (auto& part : scores) part = scratch.take(kAcceleratedKeys * kAcceleratedRows);
+    addends = scratch.take(kAcceleratedKeys * kAcceleratedRows);
     output = scratch.take(value_dim * kAcceleratedRows);
     output_rows = scratch.take(kAcceleratedRows * value_dim);
     maximum = scratch.take(kAcceleratedRows);
@@ -260,9 +261,9 @@ struct TileMemory {
   }
 
   int64_t value_dim;
-  bfloat16* queries;  // right operand
-  bfloat16* weights;  // right operand, a step for each chunk
-  float* scores;
+  bfloat16* queries;     // right operand
+  bfloat16* weights[2];  // right operands of two tiles of keys, a step for each chunk
+  float* scores[2];      // of two tiles of keys
   float* addends;
   float* output;       // [Dv, lanes]
   float* output_rows;  // [lanes, Dv]
@@ -271,41 +272,229 @@ struct TileMemory {
   int64_t size;
 };
 
-// Scores of `chunks` chunks from `key` on, those of keys that a row does not have excluded.
-inline void score_tile(const PackedHead& head, const RowTile& tile, const TileKeys& tile_keys,
-                       const BinaryScoring& scoring, Addends addends, int64_t key, int64_t chunks,
-                       const TileMemory& memory) {
-  constexpr int64_t kWide = kAcceleratedRows;
-  const AttentionProblem& problem = head.problem;
-  LaneKeys lane_keys;
-  const bool partial = !tile_keys.all_have(key, key + chunks * kKeyChunk);
-  if (partial) fill_lane_keys(problem, tile, key, kWide, lane_keys);
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const PackedHead::Rows keys = head.keys_of_chunk(key / kKeyChunk + chunk);
-    Products::multiply(keys.data, keys.stride, kPackedDim, memory.queries, packed(problem.head_dim) / kPackedDim, false,
-                       memory.scores + chunk * kKeyChunk * kWide);
+// The bits of a where `keep` has them, else those of b.
+inline __m512i choose_bits(__m512i keep, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(keep, a, b, 0xca); }
+
+// Of words that exchange halves of their parts with others `distance` lanes away, the first ones keep the lower halves.
+inline __m512i exchange_bits(__m512i words, __m512i partners, int distance, int lower_halves) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __mmask16 second = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(distance));
+  const __m512i keep = _mm512_mask_mov_epi32(_mm512_set1_epi32(lower_halves), second, _mm512_set1_epi32(~lower_halves));
+  const __m512i turn = _mm512_mask_mov_epi32(_mm512_set1_epi32(distance), second, _mm512_set1_epi32(32 - distance));
+  return choose_bits(keep, words, _mm512_rolv_epi32(partners, turn));
+}
+
+// Rows of bits become columns: bit r of word k is bit k of row r.
+inline void transpose_bits(const uint32_t (&rows)[32], uint32_t* columns) {
+  const __m512i first = _mm512_loadu_si512(rows);
+  const __m512i second = _mm512_loadu_si512(rows + 16);
+  const __m512i halves = _mm512_set1_epi32(0xffff);
+  __m512i words[2] = {choose_bits(halves, first, _mm512_rol_epi32(second, 16)),
+                      choose_bits(halves, _mm512_rol_epi32(first, 16), second)};
+  for (int i = 0; i < 2; ++i) {
+    __m512i w = words[i];
+    w = exchange_bits(w, _mm512_shuffle_i64x2(w, w, 0x4e), 8, 0x00ff00ff);
+    w = exchange_bits(w, _mm512_shuffle_i64x2(w, w, 0xb1), 4, 0x0f0f0f0f);
+    w = exchange_bits(w, _mm512_shuffle_epi32(w, _MM_PERM_BADC), 2, 0x33333333);
+    w = exchange_bits(w, _mm512_shuffle_epi32(w, _MM_PERM_CDAB), 1, 0x55555555);
+    _mm512_storeu_si512(columns + 16 * i, w);
   }
+}
+
+// A bit for each row of a tile that has a key.
+struct KeptBits {
+  uint32_t of_key[kAcceleratedKeys];
+};
+
+// Bits of what the mask keeps of `count` keys. Returns whether it keeps any.
+inline bool fill_kept_bits(const ScoreOperand& mask, const RowTile& tile, int64_t key, int64_t count, KeptBits& kept) {
+  uint32_t any = 0;
+  if (same_for_all_rows(mask, tile)) {
+    const auto* source = operand_row<uint8_t>(mask, tile.batch, tile.head, tile.query, key);
+    for (int64_t i = 0; i < count; ++i) {
+      kept.of_key[i] = source[i * mask.key_stride] != 0 ? ~0u : 0u;
+      any |= kept.of_key[i];
+    }
+    return any != 0;
+  }
+  uint32_t rows[kAcceleratedKeys / 32][32] = {};
+  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
+    const auto* source = operand_row<uint8_t>(mask, tile.batch, head, query, key);
+    if (mask.key_stride != 1) {
+      for (int64_t i = 0; i < count; ++i) {
+        rows[i / 32][row] |= static_cast<uint32_t>(source[i * mask.key_stride] != 0) << i % 32;
+      }
+      return;
+    }
+    for (int64_t i = 0; i < count; i += 64) {
+      const int64_t rest = count - i;
+      const __mmask64 there = rest >= 64 ? ~__mmask64{0} : (__mmask64{1} << rest) - 1;
+      const __m512i bytes = _mm512_maskz_loadu_epi8(there, source + i);
+      const uint64_t bits = _mm512_test_epi8_mask(bytes, bytes);
+      rows[i / 32][row] = static_cast<uint32_t>(bits);
+      if (i / 32 + 1 < kAcceleratedKeys / 32) rows[i / 32 + 1][row] = static_cast<uint32_t>(bits >> 32);
+    }
+  });
+  for (int64_t i = 0; i < count; i += 32) {
+    for (uint32_t row : rows[i / 32]) any |= row;
+    transpose_bits(rows[i / 32], kept.of_key + i);
+  }
+  return any != 0;
+}
+
+// Leaves of `chunks` chunks what the rows have by causality and the window.
+inline void keep_bits_in_range(const AttentionProblem& problem, const RowTile& tile, const TileKeys& tile_keys,
+                               int64_t key, int64_t chunks, KeptBits& kept) {
+  LaneKeys lanes;
+  fill_lane_keys(problem, tile, key, kAcceleratedRows, lanes);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const int64_t first = key + chunk * kKeyChunk;
-    const bool partial_chunk = partial && !tile_keys.all_have(first, first + kKeyChunk);
-    if (scoring.direct && !partial_chunk) continue;
-    for (int64_t lane = 0; lane < kWide; lane += kWidth) {
-      Vec begin = broadcast(0.0f);
-      Vec end = begin;
-      if (partial_chunk) {
-        begin = load(lane_keys.first + lane, Full{});
-        end = load(lane_keys.last + lane, Full{});
+    const int64_t begin = chunk * kKeyChunk;
+    if (tile_keys.all_have(key + begin, key + begin + kKeyChunk)) continue;
+    for (int64_t i = begin; i < begin + kKeyChunk; ++i) {
+      const __m512 position = _mm512_set1_ps(static_cast<float>(i));
+      uint32_t bits = 0;
+      for (int half = 0; half < 2; ++half) {
+        const __mmask16 from_first = _mm512_cmp_ps_mask(_mm512_load_ps(lanes.first + 16 * half), position, _CMP_LE_OQ);
+        const __mmask16 in_range =
+            _mm512_mask_cmp_ps_mask(from_first, position, _mm512_load_ps(lanes.last + 16 * half), _CMP_LT_OQ);
+        bits |= static_cast<uint32_t>(in_range) << 16 * half;
       }
-      for (int64_t i = chunk * kKeyChunk; i < (chunk + 1) * kKeyChunk; ++i) {
-        float* place = memory.scores + i * kWide + lane;
-        Vec score = load(place, Full{});
-        if (!scoring.direct) score = scoring.finish(score, addends, memory.addends + i * kWide + lane);
-        if (partial_chunk) score = keep_in_range(score, i, begin, end);
-        store(place, score, Full{});
-      }
+      kept.of_key[i] &= bits;
     }
   }
 }
+
+// A tile of keys that a tile of rows attends to.
+struct KeyTile {
+  int64_t key = 0;
+  int64_t chunks = 0;  // 0 if there is none
+  Addends addends = Addends::kNone;
+  bool some_excluded = false;  // those without a bit
+  KeptBits kept;
+};
+
+// The tile of keys from `key` to `end` at most, or the next one in which something takes part.
+inline void next_key_tile(const AttentionProblem& problem, const RowTile& tile, const TileKeys& tile_keys, int64_t key,
+                          int64_t end, float* addends, KeyTile& next) {
+  AttentionProblem bias_alone = problem;
+  bias_alone.mask.data = nullptr;
+  for (; key < end; key += kAcceleratedKeys) {
+    const int64_t count = smaller(kAcceleratedKeys, end - key);
+    next.key = key;
+    next.chunks = ceil_div(count, kKeyChunk);
+    next.addends = fill_addends(bias_alone, tile, key, count, kAcceleratedRows, addends);
+    if (next.addends == Addends::kNothingLeft) continue;
+    const bool partial = !tile_keys.all_have(key, key + next.chunks * kKeyChunk);
+    next.some_excluded = partial || problem.mask.data != nullptr;
+    if (problem.mask.data != nullptr) {
+      if (!fill_kept_bits(problem.mask, tile, key, count, next.kept)) continue;
+    } else if (partial) {
+      for (uint32_t& bits : next.kept.of_key) bits = ~0u;
+    }
+    if (partial) keep_bits_in_range(problem, tile, tile_keys, key, next.chunks, next.kept);
+    return;
+  }
+  next.chunks = 0;
+}
+
+// Scores of a tile become weights of one vector of rows after the other and of two keys at a time, while products run.
+class Weighing {
+ public:
+  Weighing(const BinaryScoring& scoring, const TileMemory& memory) : scoring_(scoring), memory_(memory) {}
+
+  // Finishes scores of a tile of keys and finds their maximum.
+  void start(const KeyTile& tile, float* scores, bfloat16* weights) {
+    scores_ = scores;
+    weights_ = weights;
+    next_ = 0;
+    count_ = tile.chunks * kKeyChunk;
+    for (int half = 0; half < 2; ++half) {
+      float* const maximum_lanes = memory_.maximum + half * kWidth;
+      const Vec old_maximum = load(maximum_lanes, Full{});
+      const Vec maximum = finish_scores(tile, half, old_maximum);
+      const Vec factor = broadcast(scoring_.factor);
+      base_[half] = where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum * factor);
+      correction_[half] = exp2_of_negative(old_maximum * factor - base_[half]);
+      store(maximum_lanes, maximum, Full{});
+      sum_[half] = broadcast(0.0f);
+    }
+  }
+
+  // The parts of the work: 2 keys of all rows.
+  int64_t parts() const { return count_ / 2; }
+
+  [[gnu::always_inline]] void do_part() {
+    if (next_ >= count_) return;
+    const Vec factor = broadcast(scoring_.factor);
+    const float* scores = scores_ + next_ * kAcceleratedRows;
+    bfloat16* pairs = weights_ + next_ / kKeyChunk * 1024 + next_ % kKeyChunk / 2 * 32;
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const float* even_scores = scores + half * kWidth;
+      const Vec even = exp2_of_negative(fma(load(even_scores, Full{}), factor, -base_[half]));
+      const Vec odd = exp2_of_negative(fma(load(even_scores + kAcceleratedRows, Full{}), factor, -base_[half]));
+      sum_[half] = sum_[half] + (even + odd);
+      _mm512_store_si512(pairs + half * 512, pairs_of(even, odd));
+    }
+    next_ += 2;
+  }
+
+  // Does what is left, and corrects what the rows have so far.
+  void finish(bool has_output) {
+    while (next_ < count_) do_part();
+    for (int half = 0; half < 2; ++half) {
+      float* sums = memory_.sum + half * kWidth;
+      store(sums, fma(load(sums, Full{}), correction_[half], sum_[half]), Full{});
+      if (!has_output || _mm512_cmpneq_ps_mask(correction_[half].value, _mm512_set1_ps(1.0f)) == 0) continue;
+      for (int64_t i = 0; i < memory_.value_dim; ++i) {
+        float* output = memory_.output + i * kAcceleratedRows + half * kWidth;
+        store(output, correction_[half] * load(output, Full{}), Full{});
+      }
+    }
+  }
+
+ private:
+  Vec finish_scores(const KeyTile& tile, int half, Vec maximum) {
+    if (!scoring_.direct) return maximum_of<true>(tile, half, maximum);
+    if (tile.some_excluded) return maximum_of<false>(tile, half, maximum);
+    // As many as the latency of the maximum needs.
+    Vec parts[8];
+    for (auto& part : parts) part = maximum;
+    const float* scores = scores_ + half * kWidth;
+    for (int64_t key = 0; key < count_; key += 8) {
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) parts[i] = max(load(scores + (key + i) * kAcceleratedRows, Full{}), parts[i]);
+    }
+    for (const Vec& part : parts) maximum = max(part, maximum);
+    return maximum;
+  }
+
+  template <bool kChanged>
+  Vec maximum_of(const KeyTile& tile, int half, Vec maximum) {
+    for (int64_t key = 0; key < count_; ++key) {
+      const int64_t i = key * kAcceleratedRows + half * kWidth;
+      Vec score = load(scores_ + i, Full{});
+      if (kChanged) score = scoring_.finish(score, tile.addends, memory_.addends + i);
+      if (!kChanged || tile.some_excluded) {
+        const auto kept = static_cast<__mmask16>(tile.kept.of_key[key] >> 16 * half);
+        score.value = _mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity), kept, score.value);
+      }
+      store(scores_ + i, score, Full{});
+      maximum = max(score, maximum);
+    }
+    return maximum;
+  }
+
+  const BinaryScoring& scoring_;
+  const TileMemory& memory_;
+  float* scores_ = nullptr;
+  bfloat16* weights_ = nullptr;
+  int64_t next_ = 0;
+  int64_t count_ = 0;
+  Vec base_[2];
+  Vec correction_[2];
+  Vec sum_[2];
+};
 
 inline bool is_finite(float x) { return x - x == 0.0f; }
 
@@ -331,54 +520,85 @@ inline bool is_finite(float x) { return x - x == 0.0f; }
   }
 }
 
-// Attends from the rows of a tile to keys [first_key, last_key).
+template <class Between>
+inline void multiply_keys(const PackedHead& head, const KeyTile& tile, const TileMemory& memory, float* scores,
+                          Between&& between) {
+  Rows keys[kAcceleratedKeys / kKeyChunk];
+  for (int64_t chunk = 0; chunk < tile.chunks; ++chunk) keys[chunk] = head.keys_of_chunk(tile.key / kKeyChunk + chunk);
+  Products::multiply_chunks(keys, tile.chunks, memory.queries, packed(head.problem.head_dim) / kPackedDim, scores,
+                            between);
+}
+
+// Adds the weighted values of a tile to the output, or sets it.
+template <class Between>
+inline void multiply_values(const PackedHead& head, int64_t key, int64_t chunks, const bfloat16* weights, bool add,
+                            const TileMemory& memory, Between&& between) {
+  const AttentionProblem& problem = head.problem;
+  const int64_t first_chunk = key / kKeyChunk;
+  for (int64_t i = 0; i < memory.value_dim; i += kPackedDim) {
+    Products::multiply(head.values + first_chunk * head.value_stride + i * kKeyChunk, kKeyChunk, head.value_stride,
+                       weights, chunks, add, memory.output + i * kAcceleratedRows, between);
+  }
+  for (int64_t i = 0; i < chunks; ++i) {
+    if (head.values_finite[first_chunk + i] != 0) continue;
+    const int64_t first = key + i * kKeyChunk;
+    add_infinite_elements(head.value_rows + first * problem.value.row_stride, problem.value.row_stride,
+                          smaller(kKeyChunk, problem.keys - first), problem.value_dim, weights + i * 1024,
+                          memory.output);
+  }
+}
+
+// Attends from the rows of a tile to keys [first_key, last_key). While the products of the next tile of keys and of the
+// values of the last one run, scores become weights.
 void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int64_t last_key, bool with_sinks,
             const TileMemory& memory) {
-  constexpr int64_t kWide = kAcceleratedRows;
   const AttentionProblem& problem = head.problem;
   const BinaryScoring scoring(problem);
   const TileKeys tile_keys(problem, tile);
   pack_columns(RowPointers(problem.query, tile).rows, problem.head_dim, 2, memory.queries);
-  start_lanes(problem, tile, with_sinks, scoring.factor, kWide, {memory.maximum, memory.sum});
-  bool fresh = true;
+  start_lanes(problem, tile, with_sinks, scoring.factor, kAcceleratedRows, {memory.maximum, memory.sum});
   const int64_t begin = larger(first_key, tile_keys.first() / kKeyChunk * kKeyChunk);
   const int64_t end = smaller(last_key, tile_keys.last());
-  for (int64_t key = begin; key < end; key += kMaxKeyTile) {
-    const int64_t count = smaller(kMaxKeyTile, end - key);
-    const int64_t chunks = ceil_div(count, kKeyChunk);
-    const Addends addends = fill_addends(problem, tile, key, count, kWide, memory.addends);
-    if (addends == Addends::kNothingLeft) continue;
-    score_tile(head, tile, tile_keys, scoring, addends, key, chunks, memory);
-    for (int64_t lane = 0; lane < kWide; lane += kWidth) {
-      const Vec correction =
-          update_lanes(memory.scores + lane, chunks * kKeyChunk, kWide, scoring.factor,
-                       {memory.maximum + lane, memory.sum + lane}, [&](int64_t i, Vec even, Vec odd) {
-                         bfloat16* step = memory.weights + i / kKeyChunk * 1024 + lane / kWidth * 512;
-                         _mm512_store_si512(step + i % kKeyChunk / 2 * 32, pairs_of(even, odd));
-                       });
-      if (fresh || _mm512_cmpneq_ps_mask(correction.value, _mm512_set1_ps(1.0f)) == 0) continue;
-      for (int64_t i = 0; i < memory.value_dim; ++i) {
-        float* sums = memory.output + i * kWide + lane;
-        store(sums, correction * load(sums, Full{}), Full{});
-      }
+  const auto find = [&](int64_t key, KeyTile& next) {
+    next_key_tile(problem, tile, tile_keys, key, end, memory.addends, next);
+  };
+  const int64_t steps = packed(problem.head_dim) / kPackedDim;
+  KeyTile tiles[2];
+  int64_t last_tile_key = 0;  // of the tile whose values are still to be added
+  int64_t last_chunks = 0;
+  bool has_output = false;
+  int turn = 0;
+  find(begin, tiles[0]);
+  multiply_keys(head, tiles[0], memory, memory.scores[0], [] {});
+  Weighing weighing(scoring, memory);
+  while (tiles[turn].chunks > 0) {
+    const KeyTile& current = tiles[turn];
+    KeyTile& next = tiles[1 - turn];
+    weighing.start(current, memory.scores[turn], memory.weights[turn]);
+    find(current.key + current.chunks * kKeyChunk, next);
+    const int64_t products = next.chunks * steps + last_chunks * memory.value_dim / kPackedDim;
+    const int64_t parts = products == 0 ? 0 : ceil_div(weighing.parts(), products);
+    const auto work = [&]() __attribute__((always_inline)) {
+      for (int64_t part = 0; part < parts; ++part) weighing.do_part();
+    };
+    multiply_keys(head, next, memory, memory.scores[1 - turn], work);
+    if (last_chunks > 0) {
+      multiply_values(head, last_tile_key, last_chunks, memory.weights[1 - turn], has_output, memory, work);
+      has_output = true;
     }
-    const int64_t chunk = key / kKeyChunk;
-    for (int64_t i = 0; i < memory.value_dim; i += kPackedDim) {
-      Products::multiply(head.values + chunk * head.value_stride + i * kKeyChunk, kKeyChunk, head.value_stride,
-                         memory.weights, chunks, !fresh, memory.output + i * kWide);
-    }
-    fresh = false;
-    for (int64_t i = 0; i < chunks; ++i) {
-      if (head.values_finite[chunk + i] != 0) continue;
-      const int64_t first = key + i * kKeyChunk;
-      add_infinite_elements(head.value_rows + first * problem.value.row_stride, problem.value.row_stride,
-                            smaller(kKeyChunk, problem.keys - first), problem.value_dim, memory.weights + i * 1024,
-                            memory.output);
-    }
+    weighing.finish(has_output);
+    last_tile_key = current.key;
+    last_chunks = current.chunks;
+    turn = 1 - turn;
   }
-  if (fresh) clear(memory.output, memory.value_dim * kWide);
-  finish_lanes(scoring.factor, kWide, {memory.maximum, memory.sum});
-  transpose_rows(memory.output, kWide, memory.value_dim, kWide, memory.output_rows, memory.value_dim);
+  if (last_chunks > 0) {
+    multiply_values(head, last_tile_key, last_chunks, memory.weights[1 - turn], has_output, memory, [] {});
+  } else {
+    clear(memory.output, memory.value_dim * kAcceleratedRows);
+  }
+  finish_lanes(scoring.factor, kAcceleratedRows, {memory.maximum, memory.sum});
+  transpose_rows(memory.output, kAcceleratedRows, memory.value_dim, kAcceleratedRows, memory.output_rows,
+                 memory.value_dim);
 }
 
 // The memory of the few rows of a key head.
@@ -554,13 +774,14 @@ void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t fi
       }
       Products::multiply_narrow(chunk, stride, kPackedDim, memory.queries, steps, memory.scores + i * kFewRows);
     }
-    if (!scoring.direct || partial) {
+    const bool changed = !scoring.direct || addends == Addends::kSome;
+    if (changed || partial) {
       const Vec first = partial ? load(lane_keys.first, Full{}) : broadcast(0.0f);
       const Vec last = partial ? load(lane_keys.last, Full{}) : broadcast(0.0f);
       for (int64_t i = 0; i < padded; ++i) {
         float* place = memory.scores + i * kFewRows;
         Vec score = load(place, Full{});
-        if (!scoring.direct) score = scoring.finish(score, addends, memory.addends + i * kFewRows);
+        if (changed) score = scoring.finish(score, addends, memory.addends + i * kFewRows);
         if (partial) score = keep_in_range(score, i, first, last);
         store(place, score, Full{});
       }

@@ -176,7 +176,8 @@ inline void differentiate_lanes(const BinaryScoring& scoring, Addends addends, c
   const auto differentiate = [&](int64_t key) {
     const Vec product = load(scores + key * kLanes, Full{});
     Vec score = product;
-    if (!scoring.direct) score = scoring.finish(product, addends, tile.addends + key * kGradRows + row);
+    if (!scoring.direct || addends == Addends::kSome)
+      score = scoring.finish(product, addends, tile.addends + key * kGradRows + row);
     if (lane_keys != nullptr) score = keep_in_range(score, key, first, last);
     const Vec probability = exp2_of_negative(fma(score, factor, -lse));
     // NaN takes part.

@@ -10,6 +10,12 @@ namespace {
 // The compiler does not know what memory the tiles are loaded from.
 inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
 
+// Rows of a left operand.
+struct Rows {
+  const bfloat16* data;
+  int64_t stride;
+};
+
 // Products by tiles.
 struct Products {
   class Session {
@@ -20,9 +26,23 @@ struct Products {
     Session& operator=(const Session&) = delete;
   };
 
+  template <class Between>
+  [[gnu::always_inline]] static void multiply_chunks(const Rows* chunks, int64_t count, const bfloat16* right,
+                                                     int64_t steps, float* result, Between&& between) {
+    for (int64_t chunk = 0; chunk < count; ++chunk) {
+      multiply(chunks[chunk].data, chunks[chunk].stride, kDepth, right, steps, false, result + chunk * 32 * 32,
+               between);
+    }
+  }
+
   static void multiply(const bfloat16* left, int64_t row_stride, int64_t step_stride, const bfloat16* right,
                        int64_t steps, bool add, float* result) {
-    constexpr int64_t kResultBytes = 32 * sizeof(float);
+    multiply(left, row_stride, step_stride, right, steps, add, result, [] {});
+  }
+  template <class Between>
+  [[gnu::always_inline]] static void multiply(const bfloat16* left, int64_t row_stride, int64_t step_stride,
+                                              const bfloat16* right, int64_t steps, bool add, float* result,
+                                              Between&& between) {
     finish_stores();
     if (add) {
       _tile_loadd(0, result, kResultBytes);
@@ -46,6 +66,7 @@ struct Products {
       _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
+      between();
     }
     _tile_stored(0, result, kResultBytes);
     _tile_stored(1, result + 16, kResultBytes);
@@ -69,6 +90,9 @@ struct Products {
     _tile_stored(0, result, 64);
     _tile_stored(2, result + 16 * 16, 64);
   }
+
+ private:
+  static constexpr int64_t kResultBytes = 32 * sizeof(float);
 };
 
 }  // namespace
