@@ -173,6 +173,8 @@ def test_left_padding(kernel, device, name, way):
 @by_way
 def test_packed_sequences(kernel, device, name, way):
     """Two sequences in one row, told apart by their positions, give the logits that each gives by itself."""
+    if name == "gpt_oss" and way == "rudnn":
+        pytest.skip("Transformers makes no mask of the positions for this model, for its eager attention neither")
     model, tokens = make_model(name, F32, device), prompt(device)
     parts = tokens[:1, :7], tokens[1:, :9]
     positions = torch.cat([torch.arange(part.shape[1], device=device) for part in parts]).unsqueeze(0)

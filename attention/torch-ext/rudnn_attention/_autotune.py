@@ -208,7 +208,7 @@ def known(arguments: Arguments, *, trained: bool) -> AttentionStrategy | None:
     query = arguments[0]
     if TUNER.enabled and _measurable(query):
         choice = TUNER.known(key_of(arguments, trained))
-        return choice and choice.strategy
+        return None if choice is None else choice.strategy
     return serving(query.dtype, query.device)[0]
 
 

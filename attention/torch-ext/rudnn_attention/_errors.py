@@ -78,7 +78,9 @@ class AttentionChecks(ArgumentChecks):
         """Requires a number of elements, in a tensor perhaps, which is waited for, and returns it."""
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype in (torch.int32, torch.int64):
             value = value.item()
-        return value if isinstance(value, torch.SymInt) else self.integer(name, value, 0)
+        if isinstance(value, torch.SymInt):
+            return int(value)
+        return self.integer(name, value, 0)
 
     def positive_float32(self, name: str, value: object) -> float:
         """Requires a number that is finite and greater than zero in float32, and returns it as a float."""

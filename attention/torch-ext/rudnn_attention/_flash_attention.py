@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,7 +63,7 @@ def flash_attn_func(
     if is_dynamo_compiling():
         _check_batch(check, q, k, v, s_aux)
     try:
-        return _tokens_first(_attend(*map(_heads_first, (q, k, v)), None, options, s_aux))
+        return _attend((q, k, v), None, options, s_aux)
     except REFUSALS:
         _check_batch(check, q, k, v, s_aux)
         raise
@@ -204,7 +204,7 @@ def flash_attn_with_kvcache(
         there = None if block_table is None else _there(block_table, k_cache, longest)
         mask = _mask_of_lengths(lengths, q.shape[1], longest, there, options)
         options = AttentionOptions(options.scale, options.softcap)
-    return _tokens_first(_attend(*map(_heads_first, (q, keys, values)), mask, options, None))
+    return _attend((q, keys, values), mask, options, None)
 
 
 def _refuse(
@@ -254,12 +254,12 @@ def _tokens_first(output: Tensor) -> Tensor:
     return output.transpose(1, 2).contiguous()
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: AttentionOptions, s_aux: Tensor | None
-) -> Tensor:
+def _attend(tensors: Iterable[Tensor], mask: Tensor | None, options: AttentionOptions, s_aux: Tensor | None) -> Tensor:
+    """Returns the output of attention for query, key and value, all with the tokens first."""
+    query, key, value = map(_heads_first, tensors)
     output = attention(query, key, value, mask, None, options, sinks=s_aux)
     assert isinstance(output, Tensor)
-    return output
+    return _tokens_first(output)
 
 
 class _Packed(NamedTuple):
@@ -310,7 +310,7 @@ def _one_by_one(check: AttentionChecks, packed: _Packed, options: AttentionOptio
             rows = packed.key_rows(torch.arange(length)[None], table[None], packed.key_starts)[0]
             pairs.append((keys[rows], values[rows]))
     outputs = [
-        _tokens_first(_attend(*(_heads_first(part[None]) for part in (query, *pair)), None, options, s_aux))[0]
+        _attend((part[None] for part in (query, *pair)), None, options, s_aux)[0]
         for query, pair in zip(query_parts, pairs, strict=True)
     ]
     return torch.cat([*outputs, rest.new_zeros(rest.shape[0], rest.shape[1], values.shape[2])])
@@ -336,20 +336,13 @@ def _padded(packed: _Packed, longest: tuple[int, int], options: AttentionOptions
     key_positions = torch.arange(key_room, device=device) - key_room + key_lengths[:, None]
     key_rows = packed.key_rows(key_positions, packed.table, packed.key_starts[:-1])
     mask = (key_positions >= 0)[:, None, None, :]
-    output = _attend(
-        _heads_first(queries[query_rows]),
-        _heads_first(keys[key_rows]),
-        _heads_first(values[key_rows]),
-        mask,
-        options,
-        s_aux,
-    )
+    output = _attend((queries[query_rows], keys[key_rows], values[key_rows]), mask, options, s_aux)
     tokens = torch.arange(queries.shape[0], device=device)
     sequence = torch.searchsorted(packed.query_starts[1:], tokens, right=True)
     inside = sequence < batch
     sequence = sequence.clamp(max=batch - 1)
     place = tokens - query_starts[sequence] + query_room - query_lengths[sequence]
-    result = output.transpose(1, 2)[sequence, place.clamp(0, query_room - 1)]
+    result = output[sequence, place.clamp(0, query_room - 1)]
     return result.where(inside[:, None, None], 0)
 
 

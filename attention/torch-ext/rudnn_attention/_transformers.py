@@ -74,7 +74,7 @@ def sdpa_attention_forward(
         key, value = key[:, :, :queries], value[:, :, :queries]
         position_bias = None if position_bias is None else position_bias[..., :queries]
     mask, bias = attention_mask, position_bias
-    if mask is not None and mask.dtype != torch.bool:
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
         mask, bias = None, attention_mask if bias is None else attention_mask + bias
     options = AttentionOptions(scaling, softcap, causal)
     output = attention(query, key, value, mask, bias, options, sinks=s_aux)
