@@ -47,18 +47,20 @@ inline __m512i pairs_of(Vec even, Vec odd) {
   return _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.value, even.value)));
 }
 
-// How products become scores in units of log 2: as they are, with a factor in the exponent, or by finish() with 1.
+// How products become scores: as they are, or by finish(). A factor in the exponent makes them units of log 2.
 struct BinaryScoring {
   explicit BinaryScoring(const AttentionProblem& problem)
       : scoring(problem),
         direct(!scoring.capped && problem.bias.data == nullptr && problem.scale > 0),
-        factor(direct ? problem.scale * kLog2E : 1.0f) {}
+        factor(direct ? problem.scale * kLog2E : kLog2E) {}
 
   Vec finish(Vec product, Addends addends, const float* addend) const {
-    if (direct) return add_to_score(product, load(addend, Full{}));
-    Vec score = scoring.score(product);
-    if (addends == Addends::kSome) score = add_to_score(score, load(addend, Full{}));
-    return score * broadcast(kLog2E);
+    if (addends == Addends::kNone) return direct ? product : scoring.score(product);
+    const Vec term = load(addend, Full{});
+    if (direct) return add_to_score(product, term);
+    if (scoring.capped) return add_to_score(scoring.score(product), term);
+    const Vec score = fma(product, scoring.scale, term);
+    return where_less(term, broadcast(kLowest), broadcast(-kInfinity), score);
   }
 
   Scoring scoring;
@@ -109,7 +111,7 @@ inline void start_lanes(const AttentionProblem& problem, const RowTile& tile, bo
   }
   if (!with_sinks || problem.sinks == nullptr) return;
   for_each_row(tile, [&](int64_t row, int64_t head, int64_t) {
-    lanes.maximum[row] = problem.sinks[head] * kLog2E / factor;
+    lanes.maximum[row] = problem.sinks[head] * (kLog2E / factor);
     lanes.sum[row] = problem.sinks[head] < kLowest ? 0.0f : 1.0f;
   });
 }
@@ -364,6 +366,45 @@ inline void keep_bits_in_range(const AttentionProblem& problem, const RowTile& t
   }
 }
 
+// Terms of the bias for the lanes of a tile, as fill_addends gives them, sixteen keys of sixteen rows at a time.
+template <class T>
+Addends fill_bias_terms(const ScoreOperand& bias, const RowTile& tile, int64_t key, int64_t count, float* terms) {
+  const T* rows[kAcceleratedRows] = {};
+  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
+    rows[row] = operand_row<T>(bias, tile.batch, head, query, key);
+  });
+  __mmask16 left = 0;
+  for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
+    for_each_vector(count, [&](int64_t i, auto lanes) {
+      Vec block[kWidth];
+      for (int row = 0; row < kWidth; ++row) {
+        const T* source = rows[first_row + row];
+        block[row] =
+            source == nullptr ? broadcast(-kInfinity) : keep(load(source + i, lanes), lanes, broadcast(-kInfinity));
+        left |= _mm512_cmp_ps_mask(block[row].value, _mm512_set1_ps(kLowest), _CMP_NLT_UQ);
+      }
+      transpose(block);
+      for (int k = 0; k < kWidth; ++k) store(terms + (i + k) * kAcceleratedRows + first_row, block[k], Full{});
+    });
+  }
+  return left != 0 ? Addends::kSome : Addends::kNothingLeft;
+}
+
+inline Addends fill_bias_addends(const AttentionProblem& problem, const RowTile& tile, int64_t key, int64_t count,
+                                 float* addends) {
+  const ScoreOperand& bias = problem.bias;
+  if (bias.data != nullptr && bias.key_stride == 1 && !same_for_all_rows(bias, tile)) {
+    Addends filled = Addends::kNone;
+    visit_dtype(problem.bias_dtype, [&](auto element) {
+      filled = fill_bias_terms<typename decltype(element)::type>(bias, tile, key, count, addends);
+    });
+    return filled;
+  }
+  AttentionProblem without_mask = problem;
+  without_mask.mask.data = nullptr;
+  return fill_addends(without_mask, tile, key, count, kAcceleratedRows, addends);
+}
+
 // A tile of keys that a tile of rows attends to.
 struct KeyTile {
   int64_t key = 0;
@@ -376,13 +417,11 @@ struct KeyTile {
 // The tile of keys from `key` to `end` at most, or the next one in which something takes part.
 inline void next_key_tile(const AttentionProblem& problem, const RowTile& tile, const TileKeys& tile_keys, int64_t key,
                           int64_t end, float* addends, KeyTile& next) {
-  AttentionProblem bias_alone = problem;
-  bias_alone.mask.data = nullptr;
   for (; key < end; key += kAcceleratedKeys) {
     const int64_t count = smaller(kAcceleratedKeys, end - key);
     next.key = key;
     next.chunks = ceil_div(count, kKeyChunk);
-    next.addends = fill_addends(bias_alone, tile, key, count, kAcceleratedRows, addends);
+    next.addends = fill_bias_addends(problem, tile, key, count, addends);
     if (next.addends == Addends::kNothingLeft) continue;
     const bool partial = !tile_keys.all_have(key, key + next.chunks * kKeyChunk);
     next.some_excluded = partial || problem.mask.data != nullptr;

@@ -183,7 +183,7 @@ inline void differentiate_lanes(const BinaryScoring& scoring, Addends addends, c
     // NaN takes part.
     const __mmask16 taking_part = _mm512_cmp_ps_mask(probability.value, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     Vec slope = probability;
-    if (scoring.scoring.capped) slope = slope * scoring.scoring.slope(scoring.scoring.score(product));
+    if (scoring.scoring.capped) slope = slope * scoring.scoring.slope(scoring.scoring.cap_ratio(product));
     const Vec difference = load(grad_weights + key * kLanes, Full{}) - delta;
     const Vec gradient = {_mm512_maskz_mul_ps(taking_part, slope.value, difference.value)};
     const auto store_half = [&](bfloat16* place, Vec v) {

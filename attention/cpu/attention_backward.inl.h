@@ -99,6 +99,15 @@ void load_keys(const AttentionProblem& problem, int64_t batch, int64_t key_head,
              count, problem.value_dim, pair.values, pair.value_dim);
 }
 
+// e^(a - b), in which what rounding the difference loses is made up for; 0 where a is -inf.
+inline Vec exp_of_difference(Vec a, Vec b) {
+  const Vec difference = a - b;
+  const Vec subtracted = a - difference;
+  const Vec lost = (a - (difference + subtracted)) + (subtracted - b);
+  const Vec power = exp(difference);
+  return where_less(a, broadcast(kLowest), broadcast(0.0f), fma(power, lost, power));
+}
+
 // From products of queries and keys, and of gradients and values, to probabilities and the gradients of scores.
 inline void differentiate_softmax(const Scoring& scoring, Addends addends, const LaneKeys* lane_keys, int64_t count,
                                   int64_t width, const RowMemory& rows, PairMemory& pair) {
@@ -113,12 +122,19 @@ inline void differentiate_softmax(const Scoring& scoring, Addends addends, const
     }
     for (int64_t key = 0; key < count; ++key) {
       const int64_t i = key * width + lane;
-      Vec score = scoring.score(load(pair.probabilities + i, Full{}));
-      if (scoring.capped) store(pair.slopes + i, scoring.slope(score), Full{});
+      const Vec product = load(pair.probabilities + i, Full{});
+      Vec score;
+      if (scoring.capped) {
+        const Vec ratio = scoring.cap_ratio(product);
+        store(pair.slopes + i, scoring.slope(ratio), Full{});
+        score = scoring.softcap * ratio;
+      } else {
+        score = product * scoring.scale;
+      }
       if (addends == Addends::kSome) score = add_to_score(score, load(pair.addends + i, Full{}));
       if (lane_keys != nullptr) score = keep_in_range(score, key, first, last);
       const auto unless_excluded = [&](Vec x) { return where_less(score, broadcast(kLowest), broadcast(0.0f), x); };
-      const Vec probability = unless_excluded(exp(score - lse));
+      const Vec probability = exp_of_difference(score, lse);
       store(pair.probabilities + i, probability, Full{});
       store(pair.grad_scores + i, unless_excluded(probability * (load(pair.grad_scores + i, Full{}) - delta)), Full{});
     }
@@ -331,7 +347,10 @@ Vec delta_of(const T* const (&grads)[kWidth], const T* const (&outputs)[kWidth],
       }
       transpose(grad);
       transpose(output);
-      for (int column = 0; column < kWidth; ++column) sum = fma(output[column], grad[column], sum);
+      for (int column = 0; column < kWidth; ++column) {
+        // An output of 0 may be that of a row without keys, whose gradient does not show.
+        sum = where_less(abs(output[column]), broadcast(kLeastNormal), sum, fma(output[column], grad[column], sum));
+      }
     });
     total = begin == 0 ? sum : total + sum;
   }

@@ -16,6 +16,7 @@ inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 inline constexpr float kInfinity = __builtin_inff();
 // Less than this is -inf alone.
 inline constexpr float kLowest = -3.402823466e+38f;
+inline constexpr float kLeastNormal = 1.17549435e-38f;
 
 // Hands out parts of the scratch memory, or without any counts them.
 class Scratch {
@@ -274,15 +275,11 @@ struct Scoring {
       : scale(broadcast(problem.scale)), softcap(broadcast(problem.softcap)), capped(problem.softcap != 0.0f) {}
 
   // Before the addends.
-  Vec score(Vec product) const {
-    const Vec scaled = product * scale;
-    return capped ? softcap * tanh(divide(scaled, softcap)) : scaled;
-  }
-  // The derivative of the cap where it gave `score`.
-  Vec slope(Vec score) const {
-    const Vec ratio = divide(score, softcap);
-    return broadcast(1.0f) - ratio * ratio;
-  }
+  Vec score(Vec product) const { return capped ? softcap * cap_ratio(product) : product * scale; }
+  // Of what the cap is to be multiplied by.
+  Vec cap_ratio(Vec product) const { return tanh(divide(product * scale, softcap)); }
+  // The derivative of the cap.
+  Vec slope(Vec ratio) const { return fma(-ratio, ratio, broadcast(1.0f)); }
 
   Vec scale;
   Vec softcap;
@@ -304,8 +301,8 @@ inline Vec keep_in_range(Vec score, int64_t key, Vec first, Vec last) {
 // up to a multiple of the former.
 inline constexpr int kProductRows = kWidth == 16 ? 8 : 4;
 inline constexpr int kProductVectors = 2;
-// Terms that are summed in a register, before they are added to the result.
-inline constexpr int64_t kProductTerms = 128;
+// Terms that are summed in a register, before they are added to the result: few, so that the error stays small.
+inline constexpr int64_t kProductTerms = 32;
 
 // Element (row, k) of a left operand is data[row * stride + k], or data[k * stride + row] if it is transposed.
 template <bool kTransposed>
