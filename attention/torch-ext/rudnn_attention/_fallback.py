@@ -18,6 +18,9 @@ _ARGUMENTS = (
     "bool is_causal, int window_left, int window_right"
 )
 
+_TERMS = 256
+"""Of a sum that is computed at once."""
+
 library = torch.library.Library(ops.name, "FRAGMENT")
 library.define(f"attention_fallback({_ARGUMENTS}) -> (Tensor output, Tensor lse)")
 library.define(
@@ -109,7 +112,7 @@ def _backward(
             summed = _weighted_sum(columns, grads, visible, lambda visible: heads.pairs(visible).mT)
             grad_value = summed.to(dtype)
         if need_scores or need_sinks:
-            grad_weights = heads.ungrouped(grads @ value.mT)
+            grad_weights = heads.ungrouped(_product(grads, value.mT))
             if visible is not None:
                 grad_weights.masked_fill_(~visible, 0)
             # Of each query: its output times the gradient of that.
@@ -131,9 +134,9 @@ def _backward(
                     grad_scores.masked_fill_(~visible, 0)
             grad_products = heads.grouped(grad_scores).mul(scale)
             if need_query:
-                grad_query = heads.ungrouped(grad_products @ _finite(key)).to(dtype)
+                grad_query = heads.ungrouped(_product(grad_products, _finite(key))).to(dtype)
             if need_key:
-                grad_key = (grad_products.mT @ _finite(heads.grouped(query))).to(dtype)
+                grad_key = _product(grad_products.mT, _finite(heads.grouped(query))).to(dtype)
         return grad_query, grad_key, grad_value, grad_bias, grad_sinks
 
 
@@ -196,7 +199,7 @@ def _scores(
     softcap: float,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the scores `[B, Hq, Sq, Sk]`, -inf where a key is not seen, and the tanh that bounds them, or None."""
-    scores = heads.ungrouped(heads.grouped(query) @ key.mT).mul_(scale)
+    scores = heads.ungrouped(_product(heads.grouped(query), key.mT)).mul_(scale)
     bounded = None
     if softcap > 0:
         bounded = scores.div_(softcap).tanh_()
@@ -215,15 +218,26 @@ def _weighted_sum(weights: Tensor, rows: Tensor, visible: Tensor | None, group: 
     itself, nothing is asked of it, so that no call waits: what is not finite is then looked for by a second product.
     """
     if visible is None:
-        return weights @ rows
+        return _product(weights, rows)
     finite = rows.isfinite()
     if rows.device.type == "cpu" and finite.all():
-        return weights @ rows
-    result = weights @ rows.masked_fill(~finite, 0)
+        return _product(weights, rows)
+    result = _product(weights, rows.masked_fill(~finite, 0))
     kinds = torch.cat([rows == torch.inf, rows == -torch.inf, rows.isnan()], 3)
     positive, negative, nan = (group(visible).float() @ kinds.float() > 0).chunk(3, 3)
     result = result.masked_fill(positive, torch.inf).masked_fill(negative, -torch.inf)
     return result.masked_fill(nan | (positive & negative), torch.nan)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Returns `a b`. On a CPU sums have fixed parts: of a long one, PyTorch's threads would each take a share."""
+    if a.device.type != "cpu" or a.shape[3] <= _TERMS:
+        return a @ b
+    first, *others = zip(a.split(_TERMS, 3), b.split(_TERMS, 2), strict=True)
+    result = first[0] @ first[1]
+    for one, other in others:
+        result += one @ other
+    return result
 
 
 def _finite(rows: Tensor) -> Tensor:
