@@ -33,7 +33,7 @@ from operations import (
     random_gradient,
 )
 
-TILES = Shape(2, 4, 2, 70, 130, 32, 48)
+TILES = Shape(1, 2, 1, 70, 130, 16, 24)
 
 by_size = pytest.mark.parametrize(
     "shape", [pytest.param(SMALL, id="small", marks=pytest.mark.small), pytest.param(TILES, id="tiles")]
