@@ -390,10 +390,43 @@ Addends fill_bias_terms(const ScoreOperand& bias, const RowTile& tile, int64_t k
   return left != 0 ? Addends::kSome : Addends::kNothingLeft;
 }
 
+// The same for a bias of bfloat16, whose neighbouring keys stay pairs while rows become columns. Terms up to a whole
+// chunk are written, 0 from `count` on.
+inline Addends fill_paired_bias_terms(const ScoreOperand& bias, const RowTile& tile, int64_t key, int64_t count,
+                                      float* terms) {
+  const bfloat16* rows[kAcceleratedRows] = {};
+  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
+    rows[row] = operand_row<bfloat16>(bias, tile.batch, head, query, key);
+  });
+  const __m512i excluded = _mm512_set1_epi16(static_cast<int16_t>(0xff80));
+  __mmask16 left = 0;
+  for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
+    for (int64_t i = 0; i < count; i += kKeyChunk) {
+      __m512i pairs[16];
+      for (int row = 0; row < 16; ++row) {
+        const bfloat16* source = rows[first_row + row];
+        pairs[row] = source == nullptr ? excluded : load_row(source, i, count);
+      }
+      transpose(pairs);
+      float* columns = terms + i * kAcceleratedRows + first_row;
+      for (int k = 0; k < 16; ++k) {
+        const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[k], 16));
+        const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs[k], _mm512_set1_epi32(-65536)));
+        left |= _mm512_cmp_ps_mask(even, _mm512_set1_ps(kLowest), _CMP_NLT_UQ);
+        left |= _mm512_cmp_ps_mask(odd, _mm512_set1_ps(kLowest), _CMP_NLT_UQ);
+        _mm512_store_ps(columns + 2 * k * kAcceleratedRows, even);
+        _mm512_store_ps(columns + (2 * k + 1) * kAcceleratedRows, odd);
+      }
+    }
+  }
+  return left != 0 ? Addends::kSome : Addends::kNothingLeft;
+}
+
 inline Addends fill_bias_addends(const AttentionProblem& problem, const RowTile& tile, int64_t key, int64_t count,
                                  float* addends) {
   const ScoreOperand& bias = problem.bias;
   if (bias.data != nullptr && bias.key_stride == 1 && !same_for_all_rows(bias, tile)) {
+    if (problem.bias_dtype == DType::kBFloat16) return fill_paired_bias_terms(bias, tile, key, count, addends);
     Addends filled = Addends::kNone;
     visit_dtype(problem.bias_dtype, [&](auto element) {
       filled = fill_bias_terms<typename decltype(element)::type>(bias, tile, key, count, addends);
