@@ -25,8 +25,8 @@ inline int64_t packed(int64_t dim) { return round_up(dim, kPackedDim); }
 
 inline bfloat16* as_bfloat16(float* memory) { return reinterpret_cast<bfloat16*>(memory); }
 
-// 2^x for x <= 0 with a relative error of 4e-6; 0 below -100, so that no product is denormal; NaN for NaN.
-inline Vec exp2_of_negative(Vec x) {
+// 2^x for x < 100 with a relative error of 4e-6; 0 below -100, so that no product is denormal; NaN for NaN.
+inline Vec exp2_or_zero(Vec x) {
   const __mmask16 kept = _mm512_cmp_ps_mask(x.value, _mm512_set1_ps(-100.0f), _CMP_NLT_UQ);
   // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
   const Vec shifted = x + broadcast(12582912.0f);
@@ -88,12 +88,12 @@ inline Vec update_lanes(float* scores, int64_t count, int64_t width, float facto
   }
   const Vec maximum = max(even, odd);
   const Vec base = where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum * broadcast(factor));
-  const Vec correction = exp2_of_negative(old_maximum * broadcast(factor) - base);
+  const Vec correction = exp2_or_zero(old_maximum * broadcast(factor) - base);
   Vec even_sum = broadcast(0.0f);
   Vec odd_sum = even_sum;
   for (int64_t key = 0; key < count; key += 2) {
-    const Vec a = exp2_of_negative(fma(load(scores + key * width, Full{}), broadcast(factor), -base));
-    const Vec b = exp2_of_negative(fma(load(scores + (key + 1) * width, Full{}), broadcast(factor), -base));
+    const Vec a = exp2_or_zero(fma(load(scores + key * width, Full{}), broadcast(factor), -base));
+    const Vec b = exp2_or_zero(fma(load(scores + (key + 1) * width, Full{}), broadcast(factor), -base));
     even_sum = even_sum + a;
     odd_sum = odd_sum + b;
     store_pair(key, a, b);
@@ -269,7 +269,7 @@ struct TileMemory {
   float* addends;
   float* output;       // [Dv, lanes]
   float* output_rows;  // [lanes, Dv]
-  float* maximum;
+  float* maximum;      // in units of log 2, or a little less
   float* sum;
   int64_t size;
 };
@@ -481,13 +481,14 @@ class Weighing {
     next_ = 0;
     count_ = tile.chunks * kKeyChunk;
     for (int half = 0; half < 2; ++half) {
-      float* const maximum_lanes = memory_.maximum + half * kWidth;
-      const Vec old_maximum = load(maximum_lanes, Full{});
-      const Vec maximum = finish_scores(tile, half, old_maximum);
-      const Vec factor = broadcast(scoring_.factor);
-      base_[half] = where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum * factor);
-      correction_[half] = exp2_of_negative(old_maximum * factor - base_[half]);
-      store(maximum_lanes, maximum, Full{});
+      float* const bases = memory_.maximum + half * kWidth;
+      const Vec old_base = load(bases, Full{});
+      const Vec maximum = finish_scores(tile, half) * broadcast(scoring_.factor);
+      const Vec base = max(maximum, old_base);
+      const Vec finite_base = where_less(base, broadcast(kLowest), broadcast(0.0f), base);
+      negative_base_[half] = -finite_base;
+      correction_[half] = exp2_or_zero(old_base - finite_base);
+      store(bases, base, Full{});
       sum_[half] = broadcast(0.0f);
     }
   }
@@ -503,8 +504,8 @@ class Weighing {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const float* even_scores = scores + half * kWidth;
-      const Vec even = exp2_of_negative(fma(load(even_scores, Full{}), factor, -base_[half]));
-      const Vec odd = exp2_of_negative(fma(load(even_scores + kAcceleratedRows, Full{}), factor, -base_[half]));
+      const Vec even = exp2_or_zero(fma(load(even_scores, Full{}), factor, negative_base_[half]));
+      const Vec odd = exp2_or_zero(fma(load(even_scores + kAcceleratedRows, Full{}), factor, negative_base_[half]));
       sum_[half] = sum_[half] + (even + odd);
       _mm512_store_si512(pairs + half * 512, pairs_of(even, odd));
     }
@@ -526,7 +527,8 @@ class Weighing {
   }
 
  private:
-  Vec finish_scores(const KeyTile& tile, int half, Vec maximum) {
+  Vec finish_scores(const KeyTile& tile, int half) {
+    Vec maximum = broadcast(-kInfinity);
     if (!scoring_.direct) return maximum_of<true>(tile, half, maximum);
     if (tile.some_excluded) return maximum_of<false>(tile, half, maximum);
     // As many as the latency of the maximum needs.
@@ -563,7 +565,7 @@ class Weighing {
   bfloat16* weights_ = nullptr;
   int64_t next_ = 0;
   int64_t count_ = 0;
-  Vec base_[2];
+  Vec negative_base_[2];
   Vec correction_[2];
   Vec sum_[2];
 };
@@ -628,7 +630,7 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
   const BinaryScoring scoring(problem);
   const TileKeys tile_keys(problem, tile);
   pack_columns(RowPointers(problem.query, tile).rows, problem.head_dim, 2, memory.queries);
-  start_lanes(problem, tile, with_sinks, scoring.factor, kAcceleratedRows, {memory.maximum, memory.sum});
+  start_lanes(problem, tile, with_sinks, 1.0f, kAcceleratedRows, {memory.maximum, memory.sum});
   const int64_t begin = larger(first_key, tile_keys.first() / kKeyChunk * kKeyChunk);
   const int64_t end = smaller(last_key, tile_keys.last());
   const auto find = [&](int64_t key, KeyTile& next) {
@@ -668,7 +670,7 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
   } else {
     clear(memory.output, memory.value_dim * kAcceleratedRows);
   }
-  finish_lanes(scoring.factor, kAcceleratedRows, {memory.maximum, memory.sum});
+  finish_lanes(1.0f, kAcceleratedRows, {memory.maximum, memory.sum});
   transpose_rows(memory.output, kAcceleratedRows, memory.value_dim, kAcceleratedRows, memory.output_rows,
                  memory.value_dim);
 }

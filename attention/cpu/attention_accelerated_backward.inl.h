@@ -179,7 +179,7 @@ inline void differentiate_lanes(const BinaryScoring& scoring, Addends addends, c
     if (!scoring.direct || addends == Addends::kSome)
       score = scoring.finish(product, addends, tile.addends + key * kGradRows + row);
     if (lane_keys != nullptr) score = keep_in_range(score, key, first, last);
-    const Vec probability = exp2_of_negative(fma(score, factor, -lse));
+    const Vec probability = exp2_or_zero(fma(score, factor, -lse));
     // NaN takes part.
     const __mmask16 taking_part = _mm512_cmp_ps_mask(probability.value, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     Vec slope = probability;
