@@ -29,11 +29,24 @@ inline bool is_float(ScalarType type) {
   return type == ScalarType::Float || type == ScalarType::Half || type == ScalarType::BFloat16;
 }
 
+// A parameter that is sharded or offloaded keeps its shape while its storage is freed.
+inline void check_storage(const char* op, const char* argument, const Tensor& tensor) {
+  const int64_t extent = extent_of(tensor);
+  if (extent == 0) return;
+  const int64_t end = (tensor.storage_offset() + extent) * static_cast<int64_t>(tensor.element_size());
+  if (end > storage_bytes(tensor)) {
+    fail_check(op, argument,
+               "must have memory for all its elements, but its storage has " + std::to_string(storage_bytes(tensor)) +
+                   " of " + std::to_string(end) + " bytes");
+  }
+}
+
 inline void check_float(const char* op, const char* argument, const Tensor& tensor) {
   if (!is_float(tensor.scalar_type())) {
     fail_check(op, argument,
                std::string("must be float32, float16 or bfloat16, got ") + dtype_name(tensor.scalar_type()));
   }
+  check_storage(op, argument, tensor);
 }
 
 inline void check_dtype(const char* op, const char* argument, const Tensor& tensor, ScalarType expected) {
@@ -41,6 +54,13 @@ inline void check_dtype(const char* op, const char* argument, const Tensor& tens
     fail_check(op, argument,
                std::string("must be ") + dtype_name(expected) + ", got " + dtype_name(tensor.scalar_type()));
   }
+  check_storage(op, argument, tensor);
+}
+
+// float32, or the dtype of `reference`.
+inline void check_float32_or_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& reference) {
+  const bool is_float32 = tensor.scalar_type() == ScalarType::Float;
+  check_dtype(op, argument, tensor, is_float32 ? ScalarType::Float : reference.scalar_type());
 }
 
 inline void check_shape(const char* op, const char* argument, const Tensor& tensor,

@@ -39,6 +39,8 @@ inline Tensor narrow(const Tensor& tensor, int64_t axis, int64_t start, int64_t 
   return tensor.narrow(axis, start, length);
 }
 
+inline int64_t storage_bytes(const Tensor& tensor) { return static_cast<int64_t>(tensor.storage().nbytes()); }
+
 #else
 
 using Tensor = torch::stable::Tensor;
@@ -64,7 +66,23 @@ inline Tensor narrow(Tensor tensor, int64_t axis, int64_t start, int64_t length)
   return torch::stable::narrow(tensor, axis, start, length);
 }
 
+// The size of the storage that a tensor is a view of.
+inline int64_t storage_bytes(const Tensor& tensor) {
+  int64_t bytes = 0;
+  return aoti_torch_get_storage_size(tensor.get(), &bytes) == AOTI_TORCH_SUCCESS ? bytes : 0;
+}
+
 #endif
+
+// Elements from the first to the last, with those between that a view leaves out.
+inline int64_t extent_of(const Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  int64_t extent = 1;
+  for (size_t axis = 0; axis < sizes.size(); ++axis) extent += (sizes[axis] - 1) * strides[axis];
+  return extent;
+}
 
 inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   const auto sizes = tensor.sizes();

@@ -301,8 +301,9 @@ inline Vec keep_in_range(Vec score, int64_t key, Vec first, Vec last) {
 // up to a multiple of the former.
 inline constexpr int kProductRows = kWidth == 16 ? 8 : 4;
 inline constexpr int kProductVectors = 2;
-// Terms that are summed in a register, before they are added to the result: few, so that the error stays small.
-inline constexpr int64_t kProductTerms = 32;
+// Terms that are summed in a register, before they are added to the result: few, so that the error stays small, and
+// fewer in generic code, whose products are rounded before they are added.
+inline constexpr int64_t kProductTerms = kWidth == 4 ? 16 : 32;
 
 // Element (row, k) of a left operand is data[row * stride + k], or data[k * stride + row] if it is transposed.
 template <bool kTransposed>

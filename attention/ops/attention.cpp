@@ -29,7 +29,7 @@ void check_head_dim(const char* op, const char* argument, int64_t head_dim) {
 }
 
 void check_float_like(const char* op, const char* argument, const Tensor& tensor, const Tensor& query) {
-  if (tensor.scalar_type() != ScalarType::Float) check_dtype(op, argument, tensor, query.scalar_type());
+  check_float32_or_like(op, argument, tensor, query);
   check_same_device(op, argument, tensor, query);
 }
 

@@ -26,7 +26,7 @@ void advise_huge_pages(void* memory, size_t bytes) {
 void advise_huge_pages(const Tensor* output) {
   if (output == nullptr) return;
   constexpr size_t kLeastBytes = size_t{32} << 20;
-  const size_t bytes = static_cast<size_t>(output->numel()) * output->element_size();
+  const size_t bytes = static_cast<size_t>(extent_of(*output)) * output->element_size();
   if (bytes >= kLeastBytes) advise_huge_pages(output->mutable_data_ptr(), bytes);
 }
 

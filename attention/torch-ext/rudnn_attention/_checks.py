@@ -12,11 +12,13 @@ import reprlib
 from typing import NoReturn
 
 import torch
+from torch.masked import MaskedTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _UNINITIALIZED = (UninitializedParameter, UninitializedBuffer)
+_NOT_DENSE = (*_UNINITIALIZED, MaskedTensor)
 
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS"}
 
@@ -39,6 +41,8 @@ def describe(value: object) -> str:
         return f"{type(value).__name__} {reprlib.repr(value)}"
     if isinstance(value, _UNINITIALIZED):
         return "an uninitialised parameter"
+    if isinstance(value, MaskedTensor):
+        return "a masked tensor"
     if value.is_nested:
         return "a nested tensor"
     layout = "" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} "
@@ -65,7 +69,7 @@ class ArgumentChecks:
     def float_tensor(self, name: str, value: object) -> torch.Tensor:
         """Requires a dense tensor of float32, float16 or bfloat16 on a device that the build serves, and returns it."""
         requirement = "be a dense tensor of float32, float16 or bfloat16"
-        if not isinstance(value, torch.Tensor) or isinstance(value, _UNINITIALIZED) or value.dtype not in FLOAT_DTYPES:
+        if not isinstance(value, torch.Tensor) or isinstance(value, _NOT_DENSE) or value.dtype not in FLOAT_DTYPES:
             self.fail(name, requirement, value)
         if value.layout != torch.strided or value.is_nested:
             self.fail(name, requirement, value)
