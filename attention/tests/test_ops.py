@@ -196,3 +196,17 @@ def test_outputs_are_allocated_where_poison_reaches_them(ops, device, name):
     names = [event.name for event in profile.function_events]
     assert sum(name.startswith(("aten::empty", "aten::new_empty")) for name in names) >= count
     assert names.count("aten::fill_") >= count
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_backward"])
+def test_storage_that_has_been_freed_is_refused(ops, device, name):
+    """As sharding and offloading leave it behind: the tensor keeps its shape."""
+    given = arguments(name, SMALL, F32, device)
+    for position, argument in enumerate(given):
+        if not isinstance(argument, torch.Tensor):
+            continue
+        for left in (0, argument.nbytes - 1):
+            freed = argument.clone()
+            freed.untyped_storage().resize_(left)
+            with pytest.raises(RuntimeError, match="must have memory for all its elements"):
+                getattr(ops, name)(*given[:position], freed, *given[position + 1 :])
