@@ -1,7 +1,5 @@
 #include "cpu/attention_problem.h"
 
-#include <algorithm>
-
 namespace rudnn {
 namespace {
 
@@ -36,10 +34,9 @@ AttentionProblem problem_of(const AttentionInputs& inputs, const AttentionOption
   problem.sinks = sinks;
   problem.scale = options.scale;
   problem.softcap = options.softcap;
-  const int64_t all = problem.queries + problem.keys;
-  const auto bounded = [&](int64_t window) { return window < 0 ? all : std::min(window, all); };
-  problem.keys_before = bounded(options.window_left);
-  problem.keys_after = options.is_causal ? 0 : bounded(options.window_right);
+  const KeyBounds bounds = key_bounds(inputs, options);
+  problem.keys_before = bounds.before;
+  problem.keys_after = bounds.after;
   return problem;
 }
 

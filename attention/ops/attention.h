@@ -1,6 +1,8 @@
 // The interface between the registered ops and the backend that this build links.
 #pragma once
 
+#include <algorithm>
+
 #include "common/tensor.h"
 
 namespace rudnn {
@@ -57,6 +59,18 @@ struct AttentionBackwardCall {
 
 void launch_attention(const AttentionCall& call);
 void launch_attention_backward(const AttentionBackwardCall& call);
+
+// How far keys may be from the position of a query, which is that of the query + Sk - Sq.
+struct KeyBounds {
+  int64_t before = 0;
+  int64_t after = 0;
+};
+
+inline KeyBounds key_bounds(const AttentionInputs& inputs, const AttentionOptions& options) {
+  const int64_t all = inputs.query->size(2) + inputs.key->size(2);
+  const auto bounded = [&](int64_t window) { return window < 0 ? all : std::min(window, all); };
+  return {bounded(options.window_left), options.is_causal ? 0 : bounded(options.window_right)};
+}
 
 // Whether the hardware multiplies matrices of this dtype, which is what `accelerated` asks for.
 bool has_matrix_units(DType dtype);
