@@ -1,11 +1,11 @@
 // Arguments that come in several dtypes, and how warps share out the elements of rows.
 #pragma once
 
-#include "common/cuda/device.cuh"
+#include "common/cuda/operand.cuh"
 
 namespace rudnn {
 
-// Experts of tokens, or float factors, of a dtype that is known when the kernel runs.
+// Experts of tokens, of a dtype that is known when the kernel runs.
 struct Indices {
   const void* data;
   bool is_int64;
@@ -14,27 +14,16 @@ struct Indices {
     return is_int64 ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
   }
 };
-struct Factors {
-  const void* data;
-  DType dtype;
-
-  __device__ __forceinline__ float operator[](int64_t i) const {
-    if (dtype == DType::kFloat32) return static_cast<const float*>(data)[i];
-    if (dtype == DType::kFloat16) return to_float(static_cast<const float16*>(data)[i]);
-    return to_float(static_cast<const bfloat16*>(data)[i]);
-  }
-};
 
 constexpr int kWarpsPerBlock = 4;
 // Of a multiprocessor, for kernels with much to keep: 512 threads may have 128 registers each. Left to itself, ptxas
 // spills a few of them to fit more threads.
 constexpr int kLeastBlocks = 4;
 
-// Which warp of the grid this one is, and the lane of this thread.
+// Which warp of the grid this one is.
 __device__ __forceinline__ int64_t grid_warp() {
   return int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize;
 }
-__device__ __forceinline__ int warp_lane() { return threadIdx.x % kWarpSize; }
 
 // A warp's share of a matrix: a piece of one row, of which each lane has kVectorsPerLane vectors of kVector elements.
 constexpr int kVectorsPerLane = 4;

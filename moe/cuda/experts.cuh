@@ -45,18 +45,6 @@ __device__ __forceinline__ Matrix<T> rows_of(const void* data, const RowGroup& g
   return {static_cast<const T*>(data) + group.begin * columns, columns, group.rows(), columns};
 }
 
-// Stores kRun neighbouring elements of a row that has `columns`.
-template <class T, int kRun>
-__device__ __forceinline__ void store_run(T* row, int64_t column, int64_t columns, const float (&run)[kRun],
-                                          bool vectors) {
-  if (vectors) {
-    if (column < columns) store_floats(row + column, run);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kRun; ++i)
-      if (column + i < columns) row[column + i] = from_float<T>(run[i]);
-  }
-}
 // A tile of a product whose rows are the dispatched ones.
 template <class Tile>
 class RowProblem {

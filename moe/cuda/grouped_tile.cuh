@@ -1,6 +1,7 @@
 // Which rows of which expert a block works on, and the matrices that it reads tiles of.
 #pragma once
 
+#include "common/cuda/operand.cuh"
 #include "cuda/arguments.cuh"
 
 namespace rudnn {
@@ -91,17 +92,6 @@ struct TilePosition {
   }
 };
 
-// A row-major matrix; outside of it all elements count as 0.
-template <class T>
-struct Matrix {
-  const T* data;
-  int64_t pitch;
-  int64_t rows;
-  int64_t columns;
-
-  __device__ __forceinline__ const T* row(int64_t r) const { return r < rows ? data + r * pitch : nullptr; }
-};
-
 // The rows of two matrices in turn, kRun of the first, then kRun of the second.
 template <class T, int kRun>
 struct PairedMatrix {
@@ -116,27 +106,5 @@ struct PairedMatrix {
     return of_each < rows ? (r / kRun % 2 == 0 ? first : second) + of_each * pitch : nullptr;
   }
 };
-
-// The part of an operand that a step of a product reads, from this row and column on.
-template <class Operand>
-struct Slice {
-  Operand operand;
-  int64_t row;
-  int64_t column;
-};
-template <class Operand>
-__device__ __forceinline__ Slice<Operand> slice(Operand operand, int64_t row, int64_t column) {
-  return {operand, row, column};
-}
-
-// kVector elements of a row that may end among them, or be missing.
-template <int kVector, class T>
-__device__ __forceinline__ Vec<T, kVector> load_ragged(const T* row, int64_t column, int64_t columns) {
-  Vec<T, kVector> out{};
-#pragma unroll
-  for (int i = 0; i < kVector; ++i)
-    if (row != nullptr && column + i < columns) out[i] = row[column + i];
-  return out;
-}
 
 }  // namespace rudnn

@@ -16,8 +16,6 @@ inline Factors factors_data(const char* name, const Tensor* tensor) {
   return {cuda::input_data(name, tensor), dtype_of(*tensor)};
 }
 
-inline int64_t ceil_divide(int64_t count, int64_t by) { return (count + by - 1) / by; }
-
 // A grid of blocks of kWarpsPerBlock warps, at least `warps` of them.
 inline LaunchConfig warp_grid(int64_t warps, Stream stream) {
   return {dim3(static_cast<unsigned>(ceil_divide(warps, kWarpsPerBlock))), dim3(kWarpsPerBlock * kWarpSize), 0, stream};
@@ -28,9 +26,6 @@ template <int kVector>
 LaunchConfig piece_grid(int64_t rows, int64_t width, Stream stream) {
   return warp_grid(rows * ceil_divide(width, Piece<kVector>::kElements), stream);
 }
-
-// Whether rows of this width can be moved 16 bytes at a time.
-inline bool is_whole_vectors(int64_t width, int64_t element_bytes) { return width * element_bytes % 16 == 0; }
 
 // Calls visit(TypeTag<T>, kVector) with the elements of a vector: of 16 bytes if a row of `width` holds a whole number
 // of them, else one.

@@ -1,6 +1,7 @@
 // A tile of a product on the float32 units, for every dtype.
 #pragma once
 
+#include "common/cuda/scalar_stage.cuh"
 #include "cuda/grouped_tile.cuh"
 
 namespace rudnn {
@@ -17,65 +18,6 @@ struct ScalarTile {
   using Sums = float[kRun][2 * kRun];
 };
 
-// kDepth x kExtent elements of an operand as float32 in shared memory, sums' axis first. Groups of 8 columns are
-// permuted by depth, so that the stores of a transposed operand meet no bank twice.
-template <class T, int kExtent>
-class ScalarStage {
- public:
-  static constexpr int kDepth = ScalarTile::kDepth, kRun = ScalarTile::kRun;
-  static constexpr int kRuns = kDepth * kExtent / kRun / ScalarTile::kThreads;  // of each thread
-
-  // Reads a slice into registers. If the summed axis runs along the rows of the operand, it is transposed.
-  template <bool kAlongRows, class Operand>
-  __device__ __forceinline__ void load(const Slice<Operand>& slice, bool vectors) {
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const Place place = place_of<kAlongRows>(i);
-      const T* row = slice.operand.row(slice.row + place.row);
-      const int64_t column = slice.column + place.column, columns = slice.operand.columns;
-      if (vectors && row != nullptr && column < columns)
-        runs_[i] = load_vec<kRun>(row + column);
-      else
-        runs_[i] = load_ragged<kRun>(row, column, columns);
-    }
-  }
-
-  template <bool kAlongRows>
-  __device__ __forceinline__ void store(float* shared) const {
-#pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      const Place place = place_of<kAlongRows>(i);
-      Vec<float, kRun> run;
-#pragma unroll
-      for (int j = 0; j < kRun; ++j) run[j] = to_float(runs_[i][j]);
-      if constexpr (kAlongRows) {
-#pragma unroll
-        for (int j = 0; j < kRun; ++j) shared[position(place.column + j, place.row)] = run[j];
-      } else {
-        store_vec(shared + position(place.row, place.column), run);
-      }
-    }
-  }
-
-  static __device__ __forceinline__ int position(int depth, int column) {
-    return depth * kExtent + (column ^ (depth / kRun % 4 * 8));
-  }
-
- private:
-  struct Place {
-    int row;
-    int column;
-  };
-  template <bool kAlongRows>
-  static __device__ __forceinline__ Place place_of(int i) {
-    constexpr int kRunsPerRow = (kAlongRows ? kDepth : kExtent) / kRun;
-    const int run = threadIdx.x + i * ScalarTile::kThreads;
-    return {run / kRunsPerRow, run % kRunsPerRow * kRun};
-  }
-
-  Vec<T, kRun> runs_[kRuns];
-};
-
 // sums = the product of the problem's tile: over all steps, in the order of the summed axis.
 template <class T, class Problem>
 __device__ __forceinline__ void multiply(const Problem& problem, ScalarTile, ScalarTile::Sums& sums,
@@ -84,8 +26,11 @@ __device__ __forceinline__ void multiply(const Problem& problem, ScalarTile, Sca
   constexpr int kRun = ScalarTile::kRun, kThreadColumns = kColumns / 2 / kRun;
   float* const stages = reinterpret_cast<float*>(shared);
   constexpr int kStage = kDepth * (kRows + kColumns);
-  ScalarStage<T, kRows> left;
-  ScalarStage<T, kColumns> right;
+  using Left = ScalarStage<T, kRows, ScalarTile::kThreads>;
+  using Right = ScalarStage<T, kColumns, ScalarTile::kThreads>;
+  static_assert(Left::kDepth == kDepth, "stages hold one step");
+  Left left;
+  Right right;
   const int row = threadIdx.x / kThreadColumns * kRun, column = threadIdx.x % kThreadColumns * kRun;
   const int steps = problem.steps();
   const auto load = [&](int step) {
@@ -103,11 +48,11 @@ __device__ __forceinline__ void multiply(const Problem& problem, ScalarTile, Sca
 #pragma unroll
     for (int depth = 0; depth < kDepth; ++depth) {
       float a[kRun], b[2 * kRun];
-      load_floats(a, left_tile + ScalarStage<T, kRows>::position(depth, row));
+      load_floats(a, left_tile + Left::position(depth, row));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const auto run =
-            load_vec<kRun>(right_tile + ScalarStage<T, kColumns>::position(depth, half * kColumns / 2 + column));
+            load_vec<kRun>(right_tile + Right::position(depth, half * kColumns / 2 + column));
 #pragma unroll
         for (int j = 0; j < kRun; ++j) b[half * kRun + j] = run[j];
       }

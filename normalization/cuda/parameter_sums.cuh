@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/row.cuh"
-#include "ops/compensated_sum.h"
+#include "common/compensated_sum.h"
 
 namespace rudnn {
 

@@ -12,7 +12,14 @@
 #include <torch/csrc/stable/accelerator.h>
 #endif
 
-namespace rudnn::cuda {
+namespace rudnn {
+
+inline int64_t ceil_divide(int64_t count, int64_t by) { return (count + by - 1) / by; }
+
+// Whether rows of this width can be moved 16 bytes at a time.
+inline bool is_whole_vectors(int64_t width, int64_t element_bytes) { return width * element_bytes % 16 == 0; }
+
+namespace cuda {
 
 #ifdef RUDNN_SIMT
 #define RUDNN_DESCRIBE(name, tensor, access) simt::register_tensor(tensor, name, simt::Access::access)
@@ -56,4 +63,5 @@ void run_on_device(const Tensor& tensor, const Call& call) {
 #endif
 }
 
-}  // namespace rudnn::cuda
+}  // namespace cuda
+}  // namespace rudnn

@@ -182,6 +182,9 @@ __device__ __forceinline__ uint32_t pack(T low, T high) {
   return *reinterpret_cast<const uint32_t*>(&both);
 }
 
+// The lane of this thread in its warp; blocks have one axis.
+__device__ __forceinline__ int warp_lane() { return threadIdx.x % kWarpSize; }
+
 // Warp reductions: every lane of the warp calls, every lane receives the result, which has the same bits in each. With
 // fewer than 32 kLanes, a power of two, each group of so many neighbouring lanes has its own.
 

@@ -1,0 +1,90 @@
+#include "cuda/attention_backward.cuh"
+
+#include <algorithm>
+
+#include "cuda/launch.cuh"
+
+namespace rudnn {
+namespace {
+
+constexpr int kZeroThreads = 256;
+
+// Gradients of what nothing was computed from.
+__global__ void __launch_bounds__(kZeroThreads) zero_bytes(unsigned char* bytes, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * kZeroThreads + threadIdx.x;
+  if (i < count) bytes[i] = 0;
+}
+
+void launch_zero(const char* name, const Tensor* tensor, Stream stream) {
+  if (tensor == nullptr || tensor->numel() == 0) return;
+  const int64_t count = tensor->numel() * static_cast<int64_t>(tensor->element_size());
+  launch(zero_bytes, grid_of(ceil_divide(count, kZeroThreads), kZeroThreads, 0, stream),
+         static_cast<unsigned char*>(cuda::output_data(name, tensor)), count);
+}
+
+void launch_bias_gradient(const AttentionArgs& args, DType dtype, Stream stream) {
+  visit_dtype(dtype, [&](auto type) {
+    using Machine = ScalarMachine<typename decltype(type)::type, kStreamed>;
+    constexpr size_t kSumBytes = 2 * kStreamed * (kStreamed + 1) * sizeof(float);
+    const size_t shared_bytes = std::max(Machine::shared_bytes(args.head_dim, args.value_dim), kSumBytes);
+    launch(grad_bias_kernel<Machine>,
+           grid_of(GradBias<Machine>::tiles(args), Machine::kThreads, shared_bytes, stream), args);
+  });
+}
+
+}  // namespace
+
+void launch_attention_backward(const AttentionBackwardCall& call) {
+  const AttentionInputs& inputs = call.inputs;
+  cuda::run_on_device(*inputs.query, [&](Stream stream) {
+    if (call.lse->numel() == 0 || inputs.key->size(2) == 0) {
+      launch_zero("grad_query", call.grad_query, stream);
+      launch_zero("grad_key", call.grad_key, stream);
+      launch_zero("grad_value", call.grad_value, stream);
+      launch_zero("grad_bias", call.grad_bias, stream);
+      launch_zero("grad_sinks", call.grad_sinks, stream);
+      return;
+    }
+    const Tensor delta = new_empty_like(*call.lse);
+    AttentionArgs args = common_args(inputs, call.options);
+    args.vectors = args.vectors && has_whole_vectors(*call.grad) && has_whole_vectors(*call.output);
+    args.grad = head_rows_data("grad", *call.grad);
+    args.forward_output = head_rows_data("output", *call.output);
+    // Read only, though the forward writes it.
+    args.lse = static_cast<float*>(const_cast<void*>(cuda::input_data("lse", call.lse)));
+    args.delta = static_cast<float*>(cuda::scratch_data("delta", &delta));
+    args.grad_query = cuda::output_data("grad_query", call.grad_query);
+    args.grad_key = cuda::output_data("grad_key", call.grad_key);
+    args.grad_value = cuda::output_data("grad_value", call.grad_value);
+    args.grad_bias = cuda::output_data("grad_bias", call.grad_bias);
+    args.grad_sinks = cuda::output_data("grad_sinks", call.grad_sinks);
+    if (inputs.bias != nullptr)
+      for (int axis = 0; axis < 4; ++axis) args.bias_shape[axis] = inputs.bias->size(axis);
+
+    const DType dtype = dtype_of(*inputs.query);
+    const bool accelerated = call.options.accelerated;
+    const int64_t depth = args.head_dim, value_depth = args.value_dim;
+    const int64_t head_rows = args.heads / args.key_heads * args.window.queries;
+    visit_dtype(dtype, [&](auto type) {
+      launch(sum_delta<typename decltype(type)::type>,
+             grid_of(ceil_divide(call.lse->numel(), kDeltaThreads), kDeltaThreads, 0, stream), args);
+    });
+    if (args.grad_query != nullptr)
+      visit_machine(accelerated, dtype, depth, depth + value_depth, head_rows, [&](auto tag) {
+        launch_role<GradQuery, typename decltype(tag)::type>(args, depth, value_depth, stream);
+      });
+    if (args.grad_key != nullptr)
+      visit_machine(accelerated, dtype, depth, depth + value_depth, args.window.keys, [&](auto tag) {
+        launch_role<GradKey, typename decltype(tag)::type>(args, depth, value_depth, stream);
+      });
+    if (args.grad_value != nullptr)
+      visit_machine(accelerated, dtype, value_depth, depth, args.window.keys, [&](auto tag) {
+        launch_role<GradValue, typename decltype(tag)::type>(args, depth, 0, stream);
+      });
+    if (args.grad_bias != nullptr) launch_bias_gradient(args, dtype, stream);
+    if (args.grad_sinks != nullptr)
+      launch(grad_sinks_kernel<kSinkThreads>, grid_of(args.heads, kSinkThreads, 0, stream), args);
+  });
+}
+
+}  // namespace rudnn
