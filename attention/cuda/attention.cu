@@ -31,18 +31,16 @@ void launch_attention(const AttentionCall& call) {
     visit_machine(call.options.accelerated, dtype, args.value_dim, args.head_dim, head_rows, [&](auto tag) {
       using Machine = typename decltype(tag)::type;
       split_keys(Forward<Machine>::tiles(args), args);
-      const int64_t rows = args.splits == 1 ? 0 : args.splits * call.lse->numel();
+      if (args.splits == 1) return launch_role<Forward, Machine>(args, args.head_dim, 0, stream);
+      const int64_t rows = args.splits * call.lse->numel();
       const Tensor output = new_empty(*inputs.query, {rows, args.value_dim}, ScalarType::Float);
       const Tensor maximum = new_empty(*inputs.query, {rows}, ScalarType::Float);
       const Tensor sum = new_empty(*inputs.query, {rows}, ScalarType::Float);
-      if (args.splits > 1) {
-        args.split_output = static_cast<float*>(cuda::scratch_data("split_output", &output));
-        args.split_maximum = static_cast<float*>(cuda::scratch_data("split_maximum", &maximum));
-        args.split_sum = static_cast<float*>(cuda::scratch_data("split_sum", &sum));
-      }
+      args.split_output = static_cast<float*>(cuda::scratch_data("split_output", &output));
+      args.split_maximum = static_cast<float*>(cuda::scratch_data("split_maximum", &maximum));
+      args.split_sum = static_cast<float*>(cuda::scratch_data("split_sum", &sum));
       launch_role<Forward, Machine>(args, args.head_dim, 0, stream);
-      if (args.splits > 1)
-        launch(merge_splits<typename Machine::Element>, grid_of(call.lse->numel(), kWarpSize, 0, stream), args);
+      launch(merge_splits<typename Machine::Element>, grid_of(call.lse->numel(), kWarpSize, 0, stream), args);
     });
   });
 }

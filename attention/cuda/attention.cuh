@@ -57,23 +57,13 @@ class Forward : public QueryRole<Machine> {
     return this->rows_of_keys(args_.value, args_.value_dim, key, column_);
   }
 
-  // From products to weights.
   __device__ __forceinline__ bool weigh(int64_t key, typename Machine::Scores& scores, typename Machine::Result& result) {
     const bool excluding = this->excludes(key);
     float corrections[Machine::kThreadRows];
 #pragma unroll
     for (int i = 0; i < Machine::kThreadRows; ++i) {
       float largest = -INFINITY;
-      if (excluding) {
-        const ScoreRow row(args_, tile_.batch, rows_[i], key);
-#pragma unroll
-        for (int j = 0; j < Machine::kThreadColumns; ++j)
-          scores.at(i, j) = row.score(args_, scores.at(i, j), Machine::column(j)).value;
-      } else {
-#pragma unroll
-        for (int j = 0; j < Machine::kThreadColumns; ++j)
-          scores.at(i, j) = score_of(scores.at(i, j), args_.scale, args_.softcap).value;
-      }
+      if (excluding) this->complete(i, key, scores);
 #pragma unroll
       for (int j = 0; j < Machine::kThreadColumns; ++j) largest = fmaxf(largest, scores.at(i, j));
       largest = warp_reduce<Machine::kRowLanes>(largest, [](float a, float b) { return fmaxf(a, b); });

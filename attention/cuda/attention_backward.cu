@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/gradients.h"
 #include "cuda/launch.cuh"
 
 namespace rudnn {
@@ -63,24 +64,13 @@ void launch_attention_backward(const AttentionBackwardCall& call) {
 
     const DType dtype = dtype_of(*inputs.query);
     const bool accelerated = call.options.accelerated;
-    const int64_t depth = args.head_dim, value_depth = args.value_dim;
-    const int64_t head_rows = args.heads / args.key_heads * args.window.queries;
     visit_dtype(dtype, [&](auto type) {
       launch(sum_delta<typename decltype(type)::type>,
              grid_of(ceil_divide(call.lse->numel(), kDeltaThreads), kDeltaThreads, 0, stream), args);
     });
-    if (args.grad_query != nullptr)
-      visit_machine(accelerated, dtype, depth, depth + value_depth, head_rows, [&](auto tag) {
-        launch_role<GradQuery, typename decltype(tag)::type>(args, depth, value_depth, stream);
-      });
-    if (args.grad_key != nullptr)
-      visit_machine(accelerated, dtype, depth, depth + value_depth, args.window.keys, [&](auto tag) {
-        launch_role<GradKey, typename decltype(tag)::type>(args, depth, value_depth, stream);
-      });
-    if (args.grad_value != nullptr)
-      visit_machine(accelerated, dtype, value_depth, depth, args.window.keys, [&](auto tag) {
-        launch_role<GradValue, typename decltype(tag)::type>(args, depth, 0, stream);
-      });
+    if (args.grad_query != nullptr) launch_grad_query(args, dtype, accelerated, stream);
+    if (args.grad_key != nullptr) launch_grad_key(args, dtype, accelerated, stream);
+    if (args.grad_value != nullptr) launch_grad_value(args, dtype, accelerated, stream);
     if (args.grad_bias != nullptr) launch_bias_gradient(args, dtype, stream);
     if (args.grad_sinks != nullptr)
       launch(grad_sinks_kernel<kSinkThreads>, grid_of(args.heads, kSinkThreads, 0, stream), args);

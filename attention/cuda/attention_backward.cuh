@@ -17,14 +17,10 @@ __device__ __forceinline__ RowSums row_sums(const AttentionArgs& args, const Que
   return {args.lse[row.index], args.delta[row.index]};
 }
 
-// Of a score with its addends, given that of its probability. What is excluded has none, whatever it holds.
+// The gradient of a score with its addends, given that of its probability less delta. What is excluded has none, whatever
+// that is.
 __device__ __forceinline__ float score_gradient(float score, const RowSums& row, float grad) {
-  return score == -INFINITY ? 0.0f : exponential_of_difference(score, row.lse) * (grad - row.delta);
-}
-// The same before the cap, by the product and the scale.
-__device__ __forceinline__ float product_gradient(const Score& score, const RowSums& row, float grad) {
-  const float gradient = score_gradient(score.value, row, grad);
-  return gradient == 0.0f ? 0.0f : gradient * score.slope;
+  return score == -INFINITY ? 0.0f : exponential_of_difference(score, row.lse) * grad;
 }
 
 template <class Machine>
@@ -64,13 +60,13 @@ class GradQuery : public QueryRole<Machine> {
     const bool excluding = this->excludes(key);
 #pragma unroll
     for (int i = 0; i < Machine::kThreadRows; ++i) {
-      const ScoreRow row(args_, tile_.batch, rows_[i], key);
 #pragma unroll
-      for (int j = 0; j < Machine::kThreadColumns; ++j) {
-        const Score score = excluding ? row.score(args_, scores.at(i, j), Machine::column(j))
-                                      : score_of(scores.at(i, j), args_.scale, args_.softcap);
-        scores.at(i, j) = product_gradient(score, sums_[i], grads.at(i, j));
-      }
+      for (int j = 0; j < Machine::kThreadColumns; ++j) 
+        grads.at(i, j) = (grads.at(i, j) - sums_[i].delta) * score_slope(scores.at(i, j), args_.softcap);
+      if (excluding) this->complete(i, key, scores);
+#pragma unroll
+      for (int j = 0; j < Machine::kThreadColumns; ++j)
+        scores.at(i, j) = score_gradient(scores.at(i, j), sums_[i], grads.at(i, j));
     }
     return excluding;
   }
@@ -104,6 +100,7 @@ class KeyRole {
     return (args.window.keys + Machine::kRows - 1) / Machine::kRows;
   }
 
+  __device__ __forceinline__ const AttentionArgs& args() const { return args_; }
   __device__ __forceinline__ bool vectors() const { return args_.vectors; }
   __device__ __forceinline__ int64_t first() const { return next(-1); }
   __device__ __forceinline__ int64_t last() const { return tiling_.tiles; }
@@ -142,22 +139,25 @@ class KeyRole {
     return slice(rows_of<T>(source, tile, columns), tile.first, column);
   }
 
-  // Calls visit(i, j, score, sums of its row) for the scores of the thread. Returns whether keys may be excluded.
-  template <class Visit>
-  __device__ __forceinline__ bool for_each_score(int64_t index, typename Machine::Scores& scores, Visit visit) const {
+  // Calls before(i, j, sums of its row) for the scores of the thread, then adds their addends, and calls
+  // after(i, j, sums). Returns whether keys may be excluded.
+  template <class Before, class After>
+  __device__ __forceinline__ bool complete(int64_t index, typename Machine::Scores& scores, Before before,
+                                           After after) const {
     const RowTile tile = tile_at(index);
     const bool excluding = excludes(tile);
 #pragma unroll
     for (int j = 0; j < Machine::kThreadColumns; ++j) {
       const QueryRow row = query_row(args_, tile, Machine::column(j));
-      const ScoreRow score_row(args_, batch_, row, key_);
       const RowSums sums = row_sums(args_, row);
 #pragma unroll
-      for (int i = 0; i < Machine::kThreadRows; ++i) {
-        const Score score = excluding ? score_row.score(args_, scores.at(i, j), Machine::row(i))
-                                      : score_of(scores.at(i, j), args_.scale, args_.softcap);
-        visit(i, j, score, sums);
-      }
+      for (int i = 0; i < Machine::kThreadRows; ++i) before(i, j, sums);
+      if (excluding)
+        ScoreRow(args_, batch_, row, key_)
+            .template complete<T, Machine::kThreadRows>(
+                args_, [&](int i) -> float& { return scores.at(i, j); }, [](int i) { return Machine::row(i); });
+#pragma unroll
+      for (int i = 0; i < Machine::kThreadRows; ++i) after(i, j, sums);
     }
     return excluding;
   }
@@ -210,8 +210,11 @@ class GradKey : public KeyRole<Machine> {
 
   __device__ __forceinline__ bool weigh(int64_t index, typename Machine::Scores& scores,
                                         typename Machine::Scores& grads) {
-    return this->for_each_score(index, scores, [&](int i, int j, const Score& score, const RowSums& row) {
-      scores.at(i, j) = product_gradient(score, row, grads.at(i, j));
+    const auto before = [&](int i, int j, const RowSums& row) {
+      grads.at(i, j) = (grads.at(i, j) - row.delta) * score_slope(scores.at(i, j), args_.softcap);
+    };
+    return this->complete(index, scores, before, [&](int i, int j, const RowSums& row) {
+      scores.at(i, j) = score_gradient(scores.at(i, j), row, grads.at(i, j));
     });
   }
 
@@ -249,8 +252,9 @@ class GradValue : public KeyRole<Machine> {
   }
 
   __device__ __forceinline__ bool weigh(int64_t index, typename Machine::Scores& scores, typename Machine::Result&) {
-    return this->for_each_score(index, scores, [&](int i, int j, const Score& score, const RowSums& row) {
-      scores.at(i, j) = exponential_of_difference(score.value, row.lse);
+    const auto nothing = [](int, int, const RowSums&) {};
+    return this->complete(index, scores, nothing, [&](int i, int j, const RowSums& row) {
+      scores.at(i, j) = exponential_of_difference(scores.at(i, j), row.lse);
     });
   }
 
@@ -371,16 +375,17 @@ class GradBias {
     typename Machine::Scores scores, grads;
     machine.template multiply<0>(*this, key, scores);
     machine.template multiply<1>(*this, key, grads);
+    score_products<Machine>(args_, scores);
 #pragma unroll
     for (int i = 0; i < Machine::kThreadRows; ++i) {
       const QueryRow row = query_row(args_, tile_, Machine::row(i));
-      const ScoreRow score_row(args_, tile_.batch, row, key);
       const RowSums sums = row_sums(args_, row);
+      ScoreRow(args_, tile_.batch, row, key)
+          .template complete<T, Machine::kThreadColumns>(
+              args_, [&](int j) -> float& { return scores.at(i, j); }, [](int j) { return Machine::column(j); });
 #pragma unroll
-      for (int j = 0; j < Machine::kThreadColumns; ++j) {
-        const float score = score_row.score(args_, scores.at(i, j), Machine::column(j)).value;
-        sums_[i][j] = added(sums_[i][j], score_gradient(score, sums, grads.at(i, j)));
-      }
+      for (int j = 0; j < Machine::kThreadColumns; ++j)
+        sums_[i][j] = added(sums_[i][j], score_gradient(scores.at(i, j), sums, grads.at(i, j) - sums.delta));
     }
   }
 
@@ -422,7 +427,7 @@ class GradBias {
 };
 
 template <class Machine>
-__global__ void __launch_bounds__(Machine::kThreads) grad_bias_kernel(AttentionArgs args) {
+__global__ void __launch_bounds__(Machine::kThreads, Machine::kLeastBlocks) grad_bias_kernel(AttentionArgs args) {
   DYNAMIC_SHARED(shared);
   GradBias<Machine>(args).run(shared);
 }

@@ -163,19 +163,35 @@ struct ScoreRow {
     bias = args.bias.row(batch, row.head, row.query) + key * args.bias.key_stride;
   }
 
-  // The score of a product of the row with a key of the tile; -inf if the key is excluded.
-  __device__ __forceinline__ Score score(const AttentionArgs& args, float product, int key) const {
-    Score score = score_of(product, args.scale, args.softcap);
-    bool excluded = key < first || key >= last;
-    if (!excluded && args.mask.exists())
-      excluded = static_cast<const uint8_t*>(args.mask.elements.data)[mask + key * args.mask.key_stride] == 0;
-    if (!excluded && args.bias.exists()) {
-      const float addend = args.bias.elements[bias + key * args.bias.key_stride];
-      excluded = addend == -INFINITY;
-      score.value += addend;
+  // Adds the bias to kCount scores of the row, at(n) for key_of(n) of the tile; -inf for those of excluded keys. A bias
+  // is float32 or of the type T.
+  template <class T, int kCount, class At, class KeyOf>
+  __device__ __forceinline__ void complete(const AttentionArgs& args, At at, KeyOf key_of) const {
+    const auto add = [&](auto addend_of) {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        if (at(n) == -INFINITY) continue;
+        const float addend = addend_of(key_of(n));
+        at(n) = addend == -INFINITY ? addend : at(n) + addend;
+      }
+    };
+#pragma unroll
+    for (int n = 0; n < kCount; ++n)
+      if (key_of(n) < first || key_of(n) >= last) at(n) = -INFINITY;
+    if (args.mask.exists()) {
+      const auto* elements = static_cast<const uint8_t*>(args.mask.elements.data) + mask;
+#pragma unroll
+      for (int n = 0; n < kCount; ++n)
+        if (at(n) != -INFINITY && elements[key_of(n) * args.mask.key_stride] == 0) at(n) = -INFINITY;
     }
-    if (excluded) score.value = -INFINITY;
-    return score;
+    if (!args.bias.exists()) return;
+    if (args.bias.elements.dtype == DType::kFloat32) {
+      const auto* elements = static_cast<const float*>(args.bias.elements.data) + bias;
+      add([&](int key) { return elements[key * args.bias.key_stride]; });
+    } else if constexpr (sizeof(T) == 2) {
+      const auto* elements = static_cast<const T*>(args.bias.elements.data) + bias;
+      add([&](int key) { return to_float(elements[key * args.bias.key_stride]); });
+    }
   }
 };
 

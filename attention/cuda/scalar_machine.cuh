@@ -57,7 +57,7 @@ class ScalarMachine {
       __syncthreads();
       if (depth + kDepth < stationary.operand.columns) load(depth + kDepth);
       float sums[kRun][kRun] = {};
-#pragma unroll
+#pragma unroll 4
       for (int k = 0; k < kDepth; ++k) {
         float a[kRun], b[kRun];
         load_floats(a, left_stage + Streamed::position(k, row(0)));
@@ -141,7 +141,7 @@ class ScalarMachine {
       __syncthreads();
       if (first + kDepth < kStreamed) load(first + kDepth);
       Result sums;
-#pragma unroll
+#pragma unroll 4
       for (int k = 0; k < kDepth; ++k) {
         float a[kRun];
         load_floats(a, weights_ + Streamed::position(first + k, row(0)));

@@ -45,6 +45,7 @@ class TensorCoreMachine {
   template <class Role>
   __device__ __forceinline__ TensorCoreMachine(const Role& role, unsigned char* shared)
       : stationary_(reinterpret_cast<T*>(shared)), ring_(stationary_), copied_{role.first(), 0} {
+    if (copied_.tile >= role.last()) return;
     load_stationary(role, role.template stationary<0>());
     if constexpr (Role::kProducts > 1) load_stationary(role, role.template stationary<1>());
 #pragma unroll
@@ -100,11 +101,15 @@ class TensorCoreMachine {
       for (int j = 0; j < kChunk / 8; j += 2) {
         auto& even = result.fragments[first / 8 + j];
         auto& odd = result.fragments[first / 8 + j + 1];
-        if (finite)
-          add_columns(a, chunk, 8 * j, even, odd);
-        else
-          add_columns_unless_excluded(a, chunk, 8 * j, even, odd);
+#pragma unroll
+        for (int k = 0; k < kStreamed / 16; ++k) {
+          uint32_t pair[4];
+          SummedLoader::right(pair, chunk, 8 * j, 16 * k);
+          if (!finite) keep_finite(pair);
+          multiply_pair(even, odd, a[k], pair);
+        }
       }
+      if (!finite) add_infinities(a, chunk, first, result);
     }
   }
 
@@ -196,21 +201,11 @@ class TensorCoreMachine {
 
   using SummedLoader = FragmentLoader<T, kChunk, kStreamed, false>;
 
-  static __device__ __forceinline__ void add_columns(const uint32_t (&a)[kStreamed / 16][4], const T* chunk, int column,
-                                                     float (&even)[4], float (&odd)[4]) {
-#pragma unroll
-    for (int k = 0; k < kStreamed / 16; ++k) {
-      uint32_t pair[4];
-      SummedLoader::right(pair, chunk, column, 16 * k);
-      multiply_pair(even, odd, a[k], pair);
-    }
-  }
-
   // Whether a chunk has neither NaN nor infinity; the whole warp learns it.
   static __device__ __forceinline__ bool is_finite(const T* chunk) {
     constexpr uint32_t kMask = kInfinityBits * 0x10001u, kCarry = 0x80008000u - kMask;
     uint32_t carries = 0;
-#pragma unroll
+#pragma unroll 2
     for (int i = 0; i < kStreamed * kChunk / 8 / kWarpSize; ++i) {
       const auto part = load_vec<4>(reinterpret_cast<const uint32_t*>(chunk) + 4 * (warp_lane() + i * kWarpSize));
 #pragma unroll
@@ -219,41 +214,48 @@ class TensorCoreMachine {
     return !__any_sync(kFullMask, (carries & 0x80008000u) != 0);
   }
 
-  // As add_columns, but what a weight of 0 multiplies does not count: the finite part as with 0 in the place of the rest,
-  // which is added as the number of positive and of negative infinities; NaN counts as both.
-  static __device__ __forceinline__ void add_columns_unless_excluded(const uint32_t (&a)[kStreamed / 16][4],
-                                                                     const T* chunk, int column, float (&even)[4],
-                                                                     float (&odd)[4]) {
-    float positive[2][4] = {}, negative[2][4] = {};
+  static __device__ __forceinline__ void keep_finite(uint32_t (&pair)[4]) {
 #pragma unroll
-    for (int k = 0; k < kStreamed / 16; ++k) {
-      uint32_t pair[4], finite[4], up[4], down[4], plus[4], minus[4];
-      SummedLoader::right(pair, chunk, column, 16 * k);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        finite[i] = pair[i];
-        if ((pair[i] & kInfinityBits) == kInfinityBits) finite[i] &= 0xffff0000u;
-        if ((pair[i] >> 16 & kInfinityBits) == kInfinityBits) finite[i] &= 0x0000ffffu;
-        const auto is_nan = [](uint32_t bits) { return (bits & 0x7fffu) > kInfinityBits; };
-        up[i] = indicators<T>(pair[i], [&](uint32_t bits) { return bits == kInfinityBits || is_nan(bits); });
-        down[i] = indicators<T>(pair[i], [&](uint32_t bits) { return bits == (kInfinityBits | 0x8000u) || is_nan(bits); });
-        plus[i] = indicators<T>(a[k][i], [](uint32_t bits) { return bits != 0 && bits < 0x8000u; });
-        minus[i] = indicators<T>(a[k][i], [](uint32_t bits) { return bits > 0x8000u; });
-      }
-      multiply_pair(even, odd, a[k], finite);
-      multiply_pair(positive[0], positive[1], plus, up);
-      multiply_pair(positive[0], positive[1], minus, down);
-      multiply_pair(negative[0], negative[1], plus, down);
-      multiply_pair(negative[0], negative[1], minus, up);
+    for (uint32_t& both : pair) {
+      if ((both & kInfinityBits) == kInfinityBits) both &= 0xffff0000u;
+      if ((both >> 16 & kInfinityBits) == kInfinityBits) both &= 0x0000ffffu;
     }
-    const auto add_infinities = [](float& sum, float up, float down) {
-      if (up > 0.0f) sum += INFINITY;
-      if (down > 0.0f) sum -= INFINITY;
-    };
+  }
+
+  // Adds what the NaN and infinities of a chunk contribute where the weight is not 0, since 0 times these is NaN: by the
+  // numbers of positive and of negative infinite terms. NaN counts as both.
+  static __device__ __forceinline__ void add_infinities(const uint32_t (&a)[kStreamed / 16][4], const T* chunk,
+                                                        int first, Result& result) {
+#pragma unroll 1
+    for (int column = 0; column < kChunk; column += 16) {
+      float positive[2][4] = {}, negative[2][4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      add_infinities(even[i], positive[0][i], negative[0][i]);
-      add_infinities(odd[i], positive[1][i], negative[1][i]);
+      for (int k = 0; k < kStreamed / 16; ++k) {
+        uint32_t pair[4], up[4], down[4], plus[4], minus[4];
+        SummedLoader::right(pair, chunk, column, 16 * k);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const auto is_nan = [](uint32_t bits) { return (bits & 0x7fffu) > kInfinityBits; };
+          up[i] = indicators<T>(pair[i], [&](uint32_t bits) { return bits == kInfinityBits || is_nan(bits); });
+          down[i] = indicators<T>(pair[i], [&](uint32_t bits) { return bits == (kInfinityBits | 0x8000u) || is_nan(bits); });
+          plus[i] = indicators<T>(a[k][i], [](uint32_t bits) { return bits != 0 && bits < 0x8000u; });
+          minus[i] = indicators<T>(a[k][i], [](uint32_t bits) { return bits > 0x8000u; });
+        }
+        multiply_pair(positive[0], positive[1], plus, up);
+        multiply_pair(positive[0], positive[1], minus, down);
+        multiply_pair(negative[0], negative[1], plus, down);
+        multiply_pair(negative[0], negative[1], minus, up);
+      }
+      // Fragments are in registers, which have no variable index.
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        if (j / 2 != (first + column) / 16) continue;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (positive[j % 2][i] > 0.0f) result.fragments[j][i] += INFINITY;
+          if (negative[j % 2][i] > 0.0f) result.fragments[j][i] -= INFINITY;
+        }
+      }
     }
   }
 

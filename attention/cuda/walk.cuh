@@ -4,7 +4,7 @@
 //
 // Roles give, for machines: kProducts, of which the scores are the first; stationary<p>() and streamed<p>(tile), the
 // slices whose rows are multiplied; summed(tile), the slice whose rows are added; first(), next(tile) and last(), the
-// tiles in their order. And for walk(): weigh() and finish().
+// tiles in their order. And for walk(): weigh(), from scores to weights, and finish().
 #pragma once
 
 #include "cuda/problem.cuh"
@@ -29,6 +29,23 @@ struct BlockPlace {
   }
 };
 
+// From products to scores, before mask and bias.
+template <class Machine>
+__device__ __forceinline__ void score_products(const AttentionArgs& args, typename Machine::Scores& scores) {
+  if (args.softcap == 0.0f) {
+#pragma unroll
+    for (int i = 0; i < Machine::kThreadRows; ++i)
+#pragma unroll
+      for (int j = 0; j < Machine::kThreadColumns; ++j) scores.at(i, j) *= args.scale;
+  } else {
+#pragma unroll
+    for (int i = 0; i < Machine::kThreadRows; ++i)
+#pragma unroll
+      for (int j = 0; j < Machine::kThreadColumns; ++j)
+        scores.at(i, j) = score_of(scores.at(i, j), args.scale, args.softcap);
+  }
+}
+
 template <class Machine, class Role>
 __device__ __forceinline__ void walk(Role& role, unsigned char* shared) {
   Machine machine(role, shared);
@@ -36,6 +53,7 @@ __device__ __forceinline__ void walk(Role& role, unsigned char* shared) {
   for (int64_t tile = role.first(); tile < role.last(); tile = role.next(tile)) {
     typename Machine::Scores weights;
     machine.template multiply<0>(role, tile, weights);
+    score_products<Machine>(role.args(), weights);
     bool excluding;
     if constexpr (Role::kProducts > 1) {
       typename Machine::Scores grads;
@@ -62,6 +80,7 @@ class QueryRole {
   using T = typename Machine::Element;
 
  public:
+  __device__ __forceinline__ const AttentionArgs& args() const { return args_; }
   __device__ __forceinline__ bool vectors() const { return args_.vectors; }
   __device__ __forceinline__ int64_t first() const { return next(begin_ - kStreamed); }
   __device__ __forceinline__ int64_t last() const { return end_; }
@@ -88,6 +107,12 @@ class QueryRole {
 
   __device__ __forceinline__ bool excludes(int64_t key) const {
     return args_.mask.exists() || args_.bias.exists() || !keys_.all_have(key, kStreamed);
+  }
+  // Row i of the thread's scores, of a tile of keys.
+  __device__ __forceinline__ void complete(int i, int64_t key, typename Machine::Scores& scores) const {
+    ScoreRow(args_, tile_.batch, rows_[i], key)
+        .template complete<T, Machine::kThreadColumns>(
+            args_, [&](int j) -> float& { return scores.at(i, j); }, [](int j) { return Machine::column(j); });
   }
   __device__ __forceinline__ auto rows_of_heads(const HeadRows& source, int64_t columns) const {
     return slice(rows_of<T>(source, tile_, columns), tile_.first, 0);

@@ -5,17 +5,17 @@
 
 namespace rudnn {
 
-struct Score {
-  float value;
-  float slope;  // of the value by scale * product
-};
-
-// Before mask and bias. A softcap of 0 is none.
-RUDNN_DEVICE Score score_of(float product, float scale, float softcap) {
+// A score before mask and bias. A softcap of 0 is none.
+RUDNN_DEVICE float score_of(float product, float scale, float softcap) {
   const float score = product * scale;
-  if (softcap == 0.0f) return {score, 1.0f};
-  const float ratio = hyperbolic_tangent(score / softcap);
-  return {softcap * ratio, 1.0f - ratio * ratio};
+  return softcap == 0.0f ? score : softcap * hyperbolic_tangent(score / softcap);
+}
+
+// The derivative of such a score by scale * product.
+RUDNN_DEVICE float score_slope(float score, float softcap) {
+  if (softcap == 0.0f) return 1.0f;
+  const float ratio = score / softcap;
+  return 1.0f - ratio * ratio;
 }
 
 // e^(a - b), in which what rounding the difference loses is made up for; 0 where a is -inf.

@@ -26,7 +26,7 @@ struct SwizzledStage {
     static_assert(kRows * kChunks % kThreads == 0, "every thread copies the same number of chunks");
     const int64_t columns = slice.operand.columns;
     if (vectors) {
-#pragma unroll
+#pragma unroll 4
       for (int i = 0; i < kCopies; ++i) {
         const Place place = place_of(threadIdx.x + i * kThreads);
         const T* row = slice.operand.row(slice.row + place.row);

@@ -33,6 +33,12 @@ def names(kernel):
 
 # A call of each family, with the fake tensors' `device` to be filled in, as code that fails if the result is wrong.
 FAKE_CALL = {
+    "attention": (
+        "query = torch.empty(1, 4, 3, 16, dtype=torch.bfloat16, device=device)\n"
+        "key = value = torch.empty(1, 2, 5, 16, dtype=torch.bfloat16, device=device)\n"
+        "output = kernel.attention(query, key, value, strategy='flash_unit')\n"
+        "assert (output.shape, output.dtype, output.device) == (query.shape, query.dtype, query.device)\n"
+    ),
     "moe": (
         "logits = torch.empty(2, 8, dtype=torch.bfloat16, device=device)\n"
         "plan = kernel.route(logits, kernel.RoutingOptions(4, True))\n"
@@ -48,6 +54,7 @@ FAKE_CALL = {
 
 # A call of each family with CPU tensors.
 CPU_CALL = {
+    "attention": "kernel.attention(*3 * [torch.ones(1, 1, 2, 8)], strategy='flash_unit')",
     "moe": "kernel.route(torch.ones(2, 8), kernel.RoutingOptions(4))",
     "normalization": "kernel.rms_norm(torch.ones(2, 40), torch.ones(40), 1e-6)",
 }
@@ -56,7 +63,10 @@ CPU_CALL = {
 CPU_ONLY = ("cpu_isa",)
 
 # Those of any build that take no tensor, and so have no device.
-OF_NO_DEVICE = ("tensor_core_dtypes",)
+OF_NO_DEVICE = ("accelerated_dtypes", "tensor_core_dtypes")
+
+# Those that are written in Python, for every device.
+IN_PYTHON = ("append_to_cache", "attention_fallback", "attention_fallback_backward")
 
 
 @pytest.fixture
@@ -101,7 +111,7 @@ def test_the_schemas_are_those_of_the_cpu_build(tmp_path, family, cuda_variant):
 def test_every_op_is_registered_for_cuda(tmp_path, family, cuda_variant):
     code = (
         "assert names(kernel)\n"
-        f"for name in (name for name in names(kernel) if name.split('::')[1] not in {OF_NO_DEVICE!r}):\n"
+        f"for name in (name for name in names(kernel) if name.split('::')[1] not in {OF_NO_DEVICE + IN_PYTHON!r}):\n"
         "    has = torch._C._dispatch_has_kernel_for_dispatch_key\n"
         "    assert has(name, 'CUDA'), f'{name} has no CUDA kernel'\n"
         "    assert not has(name, 'CPU'), f'{name} has a CPU kernel'\n"
