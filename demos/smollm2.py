@@ -1,4 +1,4 @@
-"""SmolLM2-135M answers a question with PyTorch's RMS norms and with ours.
+"""SmolLM2-135M answers a question with PyTorch's RMS norms and attention, and with ours.
 
 In float32 the answers must be the same, token by token; the exit status says whether they are.
 """
@@ -10,7 +10,7 @@ import sys
 from functools import partial
 
 import torch
-from _shared import load_kernel, median_seconds, package_directory, put_in
+from _shared import ATTENTION, load_kernel, median_seconds, package_directory, put_in
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 QUESTION = "Why is the sky blue? Answer in two sentences."
@@ -38,11 +38,14 @@ def answer(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
 def main() -> int:
     """Runs the demo and returns the exit status."""
     kernel = load_kernel()
+    load_kernel(ATTENTION)
     plain, prompt, tokenizer = load_model()
     kernelized = copy.deepcopy(plain)
     replaced = put_in(kernel, kernelized, "RMSNorm")
+    kernelized.set_attn_implementation(ATTENTION)
     threads = torch.get_num_threads()
-    print(f"model      SmolLM2-135M-Instruct, float32, {replaced} RMS norms replaced, {threads} threads")
+    layers = plain.config.num_hidden_layers
+    print(f"model      SmolLM2-135M-Instruct, float32, {replaced} RMS norms and {layers} attentions, {threads} threads")
 
     plain_answer, our_answer = answer(plain, prompt), answer(kernelized, prompt)
     same = torch.equal(plain_answer, our_answer)

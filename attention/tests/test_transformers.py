@@ -215,6 +215,29 @@ def test_greedy_tokens_with_a_static_cache(kernel, device, name):
     assert torch.equal(ours, eager)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2"])
+def test_continuous_batching(kernel, device, name):
+    """It takes implementations whose name holds "flash", as that of a function of the kernel does."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    model = make_model(name, F32, device)
+    prompts = [prompt(device)[0, :4].tolist(), prompt(device)[1, :3].tolist(), prompt(device)[0, 2:].tolist()]
+    eager = [
+        generate(model, "eager", torch.tensor([each], device=device), torch.ones(1, len(each), device=device))[0]
+        for each in prompts
+    ]
+    results = with_attention(model, f"{REPOSITORY}:flash_attn_func").generate_batch(
+        inputs=prompts,
+        generation_config=GenerationConfig(do_sample=False, max_new_tokens=16, eos_token_id=-1, pad_token_id=0),
+        continuous_batching_config=ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64),
+        progress_bar=False,
+    )
+    ours = {tuple(each.prompt_ids): each.generated_tokens for each in results.values()}
+    assert [ours[tuple(each)] for each in prompts] == [
+        tokens[len(each) :].tolist() for tokens, each in zip(eager, prompts, strict=True)
+    ]
+
+
 def training_step(model, implementation, tokens):
     model = with_attention(copy.deepcopy(model).train(), implementation)
     # Not the model's own loss, which is computed in float32 even for a model in float64.
