@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -39,6 +40,21 @@ def needs_autograd(*tensors: torch.Tensor | None) -> bool:
     return False
 
 
+def gradient_needed(*leaves: torch.Tensor | None) -> bool:
+    """Tells whether a gradient may be asked for, also where torch.compile traces."""
+    if not is_dynamo_compiling():
+        return needs_autograd(*leaves)
+    return torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in leaves)
+
+
+def call(op: torch._ops.OpOverload, arguments: tuple[Any, ...], *leaves: torch.Tensor | None) -> Any:
+    """Calls an op, below autograd unless a gradient of one of `leaves` may be asked for."""
+    if is_dynamo_compiling() or needs_autograd(*leaves):
+        return op(*arguments)
+    with below_autograd():
+        return op(*arguments)
+
+
 def register_gradient(
     op: torch._ops.OpOverload,
     setup_context: Callable[[Any, tuple[Any, ...], Any], None],
@@ -52,6 +68,11 @@ def register_gradient(
         backward: `(ctx, *grads)`, returns a gradient or None for each argument.
     """
     torch.library.register_autograd(op.name(), first_order_only(backward), setup_context=setup_context)
+
+
+def register_last_derivative(op: torch._ops.OpOverload) -> None:
+    """Makes an op that computes gradients one whose results cannot be differentiated again."""
+    register_gradient(op, _save_nothing, _refuse_derivative)
 
 
 def first_order_only(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
@@ -82,6 +103,14 @@ def _refuse_tangents(tensors: tuple[torch.Tensor | None, ...]) -> None:
             raise RuntimeError("this function does not support forward-mode differentiation; use backward()")
 
 
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
+
+
+def _refuse_derivative(ctx: Any, *grads: torch.Tensor | None) -> NoReturn:
+    raise RuntimeError("this function can be differentiated once only; a second derivative was asked for")
+
+
 class _RefuseDerivative(torch.autograd.Function):
     """Passes its first `count` tensors through and makes them depend on all of them."""
 
@@ -91,4 +120,4 @@ class _RefuseDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
-        raise RuntimeError("this function can be differentiated once only; a second derivative was asked for")
+        _refuse_derivative(ctx, *grads)

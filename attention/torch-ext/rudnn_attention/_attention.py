@@ -8,8 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from . import _autotune, _strategies
-from ._autograd import Gradients, needs_autograd, register_gradient
-from ._calls import register_last_derivative
+from ._autograd import Gradients, needs_autograd, register_gradient, register_last_derivative
 from ._checks import dtype_name
 from ._errors import REFUSALS, AttentionChecks
 from ._fallback import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ._calls import call
+from ._autograd import call
 from ._checks import FLOAT_DTYPES, dtype_name
 from ._errors import DEVICES
 from ._fallback import attention_fallback_backward_op, attention_fallback_op

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ._autograd import Gradients, register_gradient
-from ._calls import register_last_derivative
+from ._autograd import Gradients, register_gradient, register_last_derivative
 from ._errors import MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._autograd import Gradients, register_gradient
-from ._calls import Saved, call, register_last_derivative
+from ._autograd import Gradients, call, register_gradient, register_last_derivative
 from ._combine import check_combine, check_combine_backward, combine_backward_op, combine_op
 from ._errors import INT32_MAX, REFUSALS, MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 from ._options import CombineGradientStrategy, values_of
+from ._saved import Saved
 
 if TYPE_CHECKING:
     from ._plan import RoutingPlan

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._calls import Saved, call, gradient_needed
+from ._autograd import call, gradient_needed
 from ._dispatch import DispatchedTokens
 from ._errors import REFUSALS, MoeChecks
 from ._experts_ops import (
@@ -22,6 +22,7 @@ from ._experts_ops import (
 from ._options import GroupedStrategy, GroupRoutingOptions, RoutingOptions
 from ._route import check_route, choose
 from ._route_sigmoid_grouped import check_route_sigmoid_grouped, choose_from_groups
+from ._saved import Saved
 from ._strategy import uses_tensor_core
 
 

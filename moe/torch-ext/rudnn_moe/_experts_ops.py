@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._autograd import Gradients, below_autograd, register_gradient
-from ._calls import gradient_needed, register_last_derivative
+from ._autograd import Gradients, below_autograd, gradient_needed, register_gradient, register_last_derivative
 from ._checks import dtype_name
 from ._combine import combine_backward_op, combine_op
 from ._dispatch import dispatch_backward_op, dispatch_op

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._autograd import Gradients, register_gradient
-from ._calls import call, register_last_derivative
+from ._autograd import Gradients, call, register_gradient, register_last_derivative
 from ._errors import REFUSALS, MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 

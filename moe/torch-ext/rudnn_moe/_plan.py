@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._calls import Saved, call
+from ._autograd import call
 from ._dispatch import DispatchedTokens, check_dispatch, dispatch_op
 from ._errors import INDEX_DTYPES, INT32_MAX, REFUSALS, MoeChecks
 from ._options import RouterWeightOptions
+from ._saved import Saved
 from ._selected_router import gradient_of, weights_of
 
 

@@ -8,8 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from . import reference
-from ._autograd import Gradients, register_gradient
-from ._calls import call
+from ._autograd import Gradients, call, register_gradient
 from ._errors import INT32_MAX, REFUSALS, MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 from ._options import RouterScoring, RouterWeightOptions, RoutingOptions

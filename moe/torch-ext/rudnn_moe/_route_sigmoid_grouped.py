@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._autograd import Gradients, register_gradient
-from ._calls import call
+from ._autograd import Gradients, call, register_gradient
 from ._errors import REFUSALS, MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 from ._options import MAX_GROUPED_EXPERTS, GroupRoutingOptions, RouterScoring

@@ -1,41 +1,9 @@
-"""How registered ops are called, and what a backward that is called by hand keeps of its forward."""
+"""What a backward that is called by hand keeps of its forward."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
-
 import torch
 from torch.compiler import is_dynamo_compiling
-
-from ._autograd import below_autograd, needs_autograd, register_gradient
-
-
-def call(op: torch._ops.OpOverload, arguments: tuple[Any, ...], *leaves: torch.Tensor | None) -> Any:
-    """Calls an op, below autograd unless a gradient of one of `leaves` may be asked for."""
-    if is_dynamo_compiling() or needs_autograd(*leaves):
-        return op(*arguments)
-    with below_autograd():
-        return op(*arguments)
-
-
-def gradient_needed(*leaves: torch.Tensor | None) -> bool:
-    """Tells whether a gradient may be asked for, also where torch.compile traces."""
-    if not is_dynamo_compiling():
-        return needs_autograd(*leaves)
-    return torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in leaves)
-
-
-def register_last_derivative(op: torch._ops.OpOverload) -> None:
-    """Makes an op that computes gradients one whose results cannot be differentiated again."""
-    register_gradient(op, _save_nothing, _refuse)
-
-
-def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    pass
-
-
-def _refuse(ctx: Any, *grads: torch.Tensor | None) -> NoReturn:
-    raise RuntimeError("this function can be differentiated once only; a second derivative was asked for")
 
 
 class Saved:
