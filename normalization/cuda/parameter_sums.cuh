@@ -1,8 +1,8 @@
 // Gradients of a norm's parameters: sums over all rows, in an order that depends on the shape alone.
 #pragma once
 
+#include "common/compensated_sum.h"
 #include "cuda/row.cuh"
-#include "ops/compensated_sum.h"
 
 namespace rudnn {
 
