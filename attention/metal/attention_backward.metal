@@ -91,7 +91,7 @@ template <typename T, bool kMatrixUnits>
   const long batch = group.y / args.key_heads;
   const int key_head = int(group.y) % args.key_heads;
   const long first_column = long(group.z) * kTileColumns;
-  const RowTile tile = row_tile_of(args, key_head, group.x, kTileRows);
+  const RowTile tile = kept_tile_of(args, key_head, group.x);
   const HeadRows<T> query_rows = rows_of_queries(query, args.query, batch, tile, args.queries, args.head_dim);
   const HeadRows<T> grad_rows = rows_of_queries(grads, args.grad, batch, tile, args.queries, args.value_dim);
   const HeadRows<T> key_rows = rows_of_keys(keys, args.key, batch, key_head, args.keys, args.head_dim);

@@ -64,6 +64,12 @@ inline RowTile row_tile_of(constant AttentionArgs& args, int key_head, long inde
   return {first_head + int(index / tiles), query, int(min(long(tile_rows), args.queries - query))};
 }
 
+// The tile that a threadgroup keeps. With causality later queries have more keys, so their tiles come first.
+inline RowTile kept_tile_of(constant AttentionArgs& args, int key_head, long index) {
+  const long tiles = row_tiles_of(args.queries, args.heads / args.key_heads, kTileRows);
+  return row_tile_of(args, key_head, tiles - 1 - index, kTileRows);
+}
+
 struct RowPlace {
   int head;
   long query;
