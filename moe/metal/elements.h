@@ -1,4 +1,4 @@
-// Elements of operands whose type is not the kernel's. Shader code.
+// Elements of operands whose type is not the kernel's, and instances over elements. Shader code.
 #pragma once
 
 #include <metal_stdlib>
@@ -6,22 +6,11 @@
 using namespace metal;
 
 #include "common/device_function.h"
+#include "common/metal/elements.h"
 #include "common/metal/instance.h"
 #include "common/metal/vectors.h"
-#include "metal/element_type.h"
 
 namespace rudnn {
-
-inline float element_at(device const void* elements, int type, long position) {
-  switch (type) {
-    case kFloatElements:
-      return static_cast<device const float*>(elements)[position];
-    case kHalfElements:
-      return float(static_cast<device const half*>(elements)[position]);
-    default:
-      return float(static_cast<device const bfloat*>(elements)[position]);
-  }
-}
 
 // An index of 32 or 64 bits, or `none` if it is outside [0, count).
 inline int index_at(device const void* indices, bool is_long, long position, int count, int none) {

@@ -33,15 +33,6 @@ struct Weights {
   }
 };
 
-// A tensor that lives as long as the launch, with its memory.
-struct Scratch {
-  Tensor tensor;
-  metal::Memory memory;
-
-  Scratch(const char* name, const Tensor& like, const std::vector<int64_t>& shape, ScalarType type)
-      : tensor(new_empty(like, shape, type)), memory(metal::scratch_data(name, &tensor)) {}
-};
-
 // Launches over the rows of experts.
 class ExpertRows {
  public:
@@ -60,7 +51,7 @@ class ExpertRows {
 
   // A launch of the kernel's instance for the weights' dtype.
   metal::Launch launch(const std::string& kernel) const {
-    metal::Launch launch(instance_of((kernel + "_" + unit_).c_str(), weights_.dtype()));
+    metal::Launch launch(instance_of(kernel + "_" + unit_, weights_.dtype()));
     launch.buffer(kPlanBuffer, plan_.memory).constant(kAlignedConstant, weights_.aligned());
     return launch;
   }

@@ -1,7 +1,8 @@
 // experts: down(silu(gate x) * (up x)) for the rows of each expert, and the gradients.
+#include "common/metal/instance.h"
+#include "common/metal/tile.h"
 #include "metal/experts_args.h"
 #include "metal/row_plan.h"
-#include "metal/tile.h"
 #include "ops/activation_math.h"
 
 using namespace metal;
@@ -11,6 +12,15 @@ constant bool kAligned [[function_constant(kAlignedConstant)]];
 constant bool kGathers [[function_constant(kGathersConstant)]];
 constant bool kTraining [[function_constant(kTrainingConstant)]];
 constant bool kWantsHidden [[function_constant(kWantsHiddenConstant)]];
+
+template <typename T, bool kMatrixUnits>
+struct ProductOf {
+  using type = ScalarProduct<T>;
+};
+template <typename T>
+struct ProductOf<T, true> {
+  using type = MatrixProduct<T, 2>;
+};
 
 inline int within(int offset, long rows) { return int(max(0l, min(long(offset), rows))); }
 

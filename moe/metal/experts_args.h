@@ -2,14 +2,11 @@
 #pragma once
 
 #include "common/fixed_width.h"
+#include "common/metal/tile_sizes.h"
 
 namespace rudnn {
 
 enum ExpertsLimit : int {
-  kTileRows = 32,      // of the product that a threadgroup computes
-  kTileColumns = 64,   //
-  kTileThreads = 128,  // of the threadgroup
-  kTileBytes = 64,     // of each row and column that it has at a time
   kPlanThreads = 32,
   kZeroThreads = 256,
 };

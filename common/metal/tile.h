@@ -6,8 +6,7 @@
 using namespace metal;
 
 #include "common/device_function.h"
-#include "common/metal/instance.h"
-#include "metal/experts_args.h"
+#include "common/metal/tile_sizes.h"
 
 namespace rudnn {
 
@@ -42,8 +41,10 @@ struct Tile {
   static int offset_of(int outer, int depth) { return kAlongDepth ? outer * kStride + depth : depth * kStride + outer; }
 
   // Fills the tile from `outer` and `depth` on, with zeros where nothing exists. All threads of the threadgroup share
-  // this, between two barriers. With `aligned`, lines are whole vectors.
-  static void load(threadgroup T* tile, Lines<T> source, long outer, long depth, bool aligned, uint index) {
+  // this, between two barriers. The source has the members lines, length and at() of Lines. With `aligned`, its lines
+  // are whole vectors.
+  template <typename Source>
+  static void load(threadgroup T* tile, Source source, long outer, long depth, bool aligned, uint index) {
     constexpr int kVectors = kLength / kVector;
     for (int chunk = index; chunk < kLines * kVectors; chunk += kTileThreads) {
       const int line = chunk / kVectors;
@@ -66,9 +67,10 @@ struct Tile {
   }
 };
 
-// A tile of the product, kTileRows x kTileColumns, of which a thread has kElements sums in float32. Each sum runs over
-// the depth in its order, whatever the other rows and columns are. `add` takes a tile of each operand; all threads call
-// it together, and which row and column an element has only depends on the thread.
+// A tile of the product, kTileRows x kTileColumns, of which a thread has kElements sums in float32, as many in each of
+// its rows, row by row. Each sum runs over the depth in its order, whatever the other rows and columns are. `add` takes
+// a tile of each operand; all threads call it together, and which row and column an element has only depends on the
+// thread. kRowLanes has a bit for each distance between lanes that share a row, if all of a row are in one simdgroup.
 
 // By SIMD: a thread has each eighth row and each sixteenth column. The depth of a tile is summed by itself, since the
 // error of a sum grows with the number of its terms.
@@ -78,7 +80,9 @@ struct ScalarProduct {
   static constant constexpr int kColumnStep = 16;
   static constant constexpr int kRows = kTileRows / kRowStep;
   static constant constexpr int kColumns = kTileColumns / kColumnStep;
+  static constant constexpr int kThreadRows = kRows;
   static constant constexpr int kElements = kRows * kColumns;
+  static constant constexpr int kRowLanes = 1 | 2 | 4 | 8;
 
   float sums[kRows][kColumns];
 
@@ -87,12 +91,12 @@ struct ScalarProduct {
       for (int column = 0; column < kColumns; ++column) sums[row][column] = 0.0f;
   }
 
-  template <typename Left, typename Right>
-  void add(threadgroup const T* left, threadgroup const T* right, uint index) {
+  template <typename Left, typename Right, typename LeftElement>
+  void add(threadgroup const LeftElement* left, threadgroup const T* right, uint index) {
     const int first_row = row_of(0, index);
     const int first_column = column_of(0, index);
     float partial[kRows][kColumns] = {};
-    for (int depth = 0; depth < Left::kDepth; ++depth) {
+    for (int depth = 0; depth < Right::kDepth; ++depth) {
       float rows[kRows];
       float columns[kColumns];
       for (int row = 0; row < kRows; ++row) rows[row] = float(left[Left::offset_of(first_row + row * kRowStep, depth)]);
@@ -109,14 +113,19 @@ struct ScalarProduct {
   static int row_of(int element, uint index) { return int(index) / kColumnStep + element / kColumns * kRowStep; }
   static int column_of(int element, uint index) { return int(index) % kColumnStep + element % kColumns * kColumnStep; }
   float value(int element) { return sums[element / kColumns][element % kColumns]; }
+  void set(int element, float value) { sums[element / kColumns][element % kColumns] = value; }
 };
 
-// By simdgroup matrices: each of the four simdgroups has a quarter of the tile, 2 x 4 matrices of 8 x 8.
-template <typename T>
+// By simdgroup matrices of 8 x 8: the four simdgroups have equal parts of the tile, kAcross of them side by side.
+template <typename T, int kAcross>
 struct MatrixProduct {
-  static constant constexpr int kRows = kTileRows / 2 / 8;
-  static constant constexpr int kColumns = kTileColumns / 2 / 8;
+  static constant constexpr int kSimdgroupRows = kTileRows / (kTileThreads / 32 / kAcross);
+  static constant constexpr int kSimdgroupColumns = kTileColumns / kAcross;
+  static constant constexpr int kRows = kSimdgroupRows / 8;
+  static constant constexpr int kColumns = kSimdgroupColumns / 8;
+  static constant constexpr int kThreadRows = kRows;
   static constant constexpr int kElements = kRows * kColumns * 2;
+  static constant constexpr int kRowLanes = 1 | 8;
 
   simdgroup_float8x8 sums[kRows][kColumns];
 
@@ -130,7 +139,7 @@ struct MatrixProduct {
   void add(threadgroup const T* left, threadgroup const T* right, uint index) {
     const int first_row = first_row_of(index);
     const int first_column = first_column_of(index);
-    for (int depth = 0; depth < Left::kDepth; depth += 8) {
+    for (int depth = 0; depth < Right::kDepth; depth += 8) {
       simdgroup_matrix<T, 8, 8> rows[kRows];
       simdgroup_matrix<T, 8, 8> columns[kColumns];
       for (int row = 0; row < kRows; ++row)
@@ -157,27 +166,21 @@ struct MatrixProduct {
   float value(int element) {
     return sums[element / 2 / kColumns][element / 2 % kColumns].thread_elements()[element % 2];
   }
+  void set(int element, float value) {
+    sums[element / 2 / kColumns][element / 2 % kColumns].thread_elements()[element % 2] = value;
+  }
 
  private:
-  static int first_row_of(uint index) { return int(index) / 32 / 2 * (kTileRows / 2); }
-  static int first_column_of(uint index) { return int(index) / 32 % 2 * (kTileColumns / 2); }
-};
-
-template <typename T, bool kMatrixUnits>
-struct ProductOf {
-  using type = ScalarProduct<T>;
-};
-template <typename T>
-struct ProductOf<T, true> {
-  using type = MatrixProduct<T>;
+  static int first_row_of(uint index) { return int(index) / 32 / kAcross * kSimdgroupRows; }
+  static int first_column_of(uint index) { return int(index) / 32 % kAcross * kSimdgroupColumns; }
 };
 
 // The threadgroup memory of an operand and what is read into it.
-template <typename T, typename TileType>
+template <typename T, typename TileType, typename Source = Lines<T>>
 struct Operand {
   using Shape = TileType;
   threadgroup T* tile;
-  Lines<T> source;
+  Source source;
   long outer;  // the first of the tile's rows or columns
 
   void load(long depth, bool aligned, uint index) const { Shape::load(tile, source, outer, depth, aligned, index); }
