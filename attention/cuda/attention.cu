@@ -1,13 +1,13 @@
-#include "cuda/attention.cuh"
-
 #include <algorithm>
 
+#include "cuda/attention.cuh"
 #include "cuda/launch.cuh"
 
 namespace rudnn {
 namespace {
 
-// Keys are split where a key head has a single tile of rows, so that blocks have work. How depends on one key head alone.
+// Keys are split where a key head has a single tile of rows, so that blocks have work. How depends on one key head
+// alone.
 constexpr int64_t kSplitKeys = 256, kMaxSplits = 64;
 
 void split_keys(int64_t row_tiles, AttentionArgs& args) {

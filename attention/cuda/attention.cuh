@@ -57,7 +57,8 @@ class Forward : public QueryRole<Machine> {
     return this->rows_of_keys(args_.value, args_.value_dim, key, column_);
   }
 
-  __device__ __forceinline__ bool weigh(int64_t key, typename Machine::Scores& scores, typename Machine::Result& result) {
+  __device__ __forceinline__ bool weigh(int64_t key, typename Machine::Scores& scores,
+                                        typename Machine::Result& result) {
     const bool excluding = this->excludes(key);
     float corrections[Machine::kThreadRows];
 #pragma unroll
@@ -136,7 +137,8 @@ __global__ void __launch_bounds__(kWarpSize) merge_splits(AttentionArgs args) {
   const int64_t row = blockIdx.x, rows = args.rows(), width = args.value_dim;
   const SoftmaxSum sink = sum_of_sink(args, row / args.window.queries % args.heads);
   float maximum = sink.maximum;
-  for (int64_t split = 0; split < args.splits; ++split) maximum = fmaxf(maximum, args.split_maximum[split * rows + row]);
+  for (int64_t split = 0; split < args.splits; ++split)
+    maximum = fmaxf(maximum, args.split_maximum[split * rows + row]);
   const float base = softmax_base(maximum);
   SoftmaxSum softmax{maximum, sink.sum == 0.0f ? 0.0f : exponential(sink.maximum - base)};
   for (int64_t split = 0; split < args.splits; ++split) {

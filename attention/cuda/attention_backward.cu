@@ -1,7 +1,6 @@
-#include "cuda/attention_backward.cuh"
-
 #include <algorithm>
 
+#include "cuda/attention_backward.cuh"
 #include "cuda/gradients.h"
 #include "cuda/launch.cuh"
 
@@ -28,8 +27,8 @@ void launch_bias_gradient(const AttentionArgs& args, DType dtype, Stream stream)
     using Machine = ScalarMachine<typename decltype(type)::type, kStreamed>;
     constexpr size_t kSumBytes = 2 * kStreamed * (kStreamed + 1) * sizeof(float);
     const size_t shared_bytes = std::max(Machine::shared_bytes(args.head_dim, args.value_dim), kSumBytes);
-    launch(grad_bias_kernel<Machine>,
-           grid_of(GradBias<Machine>::tiles(args), Machine::kThreads, shared_bytes, stream), args);
+    launch(grad_bias_kernel<Machine>, grid_of(GradBias<Machine>::tiles(args), Machine::kThreads, shared_bytes, stream),
+           args);
   });
 }
 

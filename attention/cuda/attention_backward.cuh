@@ -17,8 +17,8 @@ __device__ __forceinline__ RowSums row_sums(const AttentionArgs& args, const Que
   return {args.lse[row.index], args.delta[row.index]};
 }
 
-// The gradient of a score with its addends, given that of its probability less delta. What is excluded has none, whatever
-// that is.
+// The gradient of a score with its addends, given that of its probability less delta. What is excluded has none,
+// whatever that is.
 __device__ __forceinline__ float score_gradient(float score, const RowSums& row, float grad) {
   return score == -INFINITY ? 0.0f : exponential_of_difference(score, row.lse) * grad;
 }
@@ -56,12 +56,13 @@ class GradQuery : public QueryRole<Machine> {
     return this->rows_of_keys(args_.key, args_.head_dim, key, column_);
   }
 
-  __device__ __forceinline__ bool weigh(int64_t key, typename Machine::Scores& scores, typename Machine::Scores& grads) {
+  __device__ __forceinline__ bool weigh(int64_t key, typename Machine::Scores& scores,
+                                        typename Machine::Scores& grads) {
     const bool excluding = this->excludes(key);
 #pragma unroll
     for (int i = 0; i < Machine::kThreadRows; ++i) {
 #pragma unroll
-      for (int j = 0; j < Machine::kThreadColumns; ++j) 
+      for (int j = 0; j < Machine::kThreadColumns; ++j)
         grads.at(i, j) = (grads.at(i, j) - sums_[i].delta) * score_slope(scores.at(i, j), args_.softcap);
       if (excluding) this->complete(i, key, scores);
 #pragma unroll
@@ -163,11 +164,11 @@ class KeyRole {
   }
 
   __device__ __forceinline__ void store(void* gradients, int64_t width, typename Machine::Result& result) const {
-    T* const first = static_cast<T*>(gradients) + ((batch_ * args_.key_heads + key_head_) * args_.window.keys + key_) * width;
+    T* const first =
+        static_cast<T*>(gradients) + ((batch_ * args_.key_heads + key_head_) * args_.window.keys + key_) * width;
     Machine::for_each_run(result, [&](int i, int column, const auto& run) {
       const int row = Machine::row(i);
-      if (key_ + row < args_.window.keys)
-        store_run(first + row * width, column_ + column, width, run, args_.vectors);
+      if (key_ + row < args_.window.keys) store_run(first + row * width, column_ + column, width, run, args_.vectors);
     });
   }
 
@@ -411,8 +412,7 @@ class GradBias {
       for (int i = has(2) ? row : 0; i < (has(2) ? row + 1 : kStreamed); ++i)
         for (int j = has(3) ? column : 0; j < (has(3) ? column + 1 : kStreamed); ++j)
           sum = added(sum, CompensatedSum{values[i * kPitch + j], lost[i * kPitch + j]});
-      const int64_t position =
-          ((batch_ * args_.bias_shape[1] + head_) * rows + query_ + row) * columns + key_ + column;
+      const int64_t position = ((batch_ * args_.bias_shape[1] + head_) * rows + query_ + row) * columns + key_ + column;
       store_as(args_.bias.elements.dtype, args_.grad_bias, position, rounded(sum));
     }
   }

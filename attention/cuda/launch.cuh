@@ -19,7 +19,8 @@ inline ScoreOperand score_operand_data(const char* name, const Tensor* tensor, D
   return {{cuda::input_data(name, tensor), dtype}, stride(0), stride(1), stride(2), stride(3)};
 }
 
-// Whether rows can be moved 16 bytes at a time; they start at such an address where ops/attention.cpp lets them through.
+// Whether rows can be moved 16 bytes at a time; they start at such an address where ops/attention.cpp lets them
+// through.
 inline bool has_whole_vectors(const Tensor& tensor) {
   const auto is_whole = [&](int64_t elements) { return is_whole_vectors(elements, tensor.element_size()); };
   bool whole = is_whole(tensor.size(3));

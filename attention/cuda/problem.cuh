@@ -6,7 +6,8 @@
 
 namespace rudnn {
 
-// Keys, and rows of queries, are worked on in tiles of so many, where they are streamed; the depth of products in chunks.
+// Keys, and rows of queries, are worked on in tiles of so many, where they are streamed; the depth of products in
+// chunks.
 constexpr int kStreamed = 64, kChunk = 64;
 
 // [B, H, S, D] whose last axis is contiguous; strides in elements.
@@ -72,8 +73,8 @@ struct AttentionArgs {
   __device__ __forceinline__ int64_t rows() const { return batch * heads * window.queries; }
 };
 
-// The rows of queries that share a key head, in tiles of kRows: of one head, or where a head has fewer rows, of all heads
-// one after the other.
+// The rows of queries that share a key head, in tiles of kRows: of one head, or where a head has fewer rows, of all
+// heads one after the other.
 template <int kRows>
 struct RowTiling {
   int64_t span_heads;
@@ -243,7 +244,11 @@ __device__ __forceinline__ const T* head_data(const HeadRows& source, int64_t ba
 }
 template <class T>
 __device__ __forceinline__ HeadsMatrix<T> rows_of(const HeadRows& source, const RowTile& tile, int64_t columns) {
-  return {head_data<T>(source, tile.batch, tile.head), source.head_stride, source.row_stride, tile.queries, tile.rows(),
+  return {head_data<T>(source, tile.batch, tile.head),
+          source.head_stride,
+          source.row_stride,
+          tile.queries,
+          tile.rows(),
           columns};
 }
 template <class T>

@@ -7,8 +7,8 @@
 namespace rudnn {
 
 // 256 threads have 64 stationary rows and kColumns columns of the result: 4 x 4 scores and 4 x (kColumns / 16) results
-// each. Terms are summed kTerms at a time and the sums added, since the error of a sum grows with the number of its terms.
-// A role says which rows the products are of (attention.cuh).
+// each. Terms are summed kTerms at a time and the sums added, since the error of a sum grows with the number of its
+// terms. A role says which rows the products are of (attention.cuh).
 template <class T, int columns>
 class ScalarMachine {
   static constexpr int kRun = 4;
@@ -27,9 +27,7 @@ class ScalarMachine {
     float values[kRun][kColumns / kStreamed * kRun] = {};
   };
 
-  __host__ static size_t shared_bytes(int64_t, int64_t) {
-    return (2 * kStage + kStreamed * kRows) * sizeof(float);
-  }
+  __host__ static size_t shared_bytes(int64_t, int64_t) { return (2 * kStage + kStreamed * kRows) * sizeof(float); }
   static __device__ __forceinline__ int row(int i) { return threadIdx.x / kRowLanes * kRun + i; }
   static __device__ __forceinline__ int column(int j) { return threadIdx.x % kRowLanes * kRun + j; }
 
@@ -74,8 +72,8 @@ class ScalarMachine {
     }
   }
 
-  // result += weights * the summed rows of a tile. If some weights are those of excluded keys, what these multiply may be
-  // NaN and does not count.
+  // result += weights * the summed rows of a tile. If some weights are those of excluded keys, what these multiply may
+  // be NaN and does not count.
   template <class Role>
   __device__ __forceinline__ void add_weighted(const Role& role, int64_t tile, const Scores& weights, bool excluding,
                                                Result& result) {

@@ -14,8 +14,8 @@ __device__ __forceinline__ uint32_t indicators(uint32_t pair, Keep keep) {
 }
 
 // A warp has 16 of the stationary rows, 16 x 64 scores and 16 x kColumns results, whose weights stay in registers. The
-// stationary rows are in shared memory as a whole. Streamed rows pass through a ring of stages, 64 rows of 64 columns at
-// a time, in the order in which they are multiplied: while one is, the next ones are being copied. A role says which
+// stationary rows are in shared memory as a whole. Streamed rows pass through a ring of stages, 64 rows of 64 columns
+// at a time, in the order in which they are multiplied: while one is, the next ones are being copied. A role says which
 // rows the products are of (attention.cuh).
 template <class T, int rows, int columns>
 class TensorCoreMachine {
@@ -222,8 +222,8 @@ class TensorCoreMachine {
     }
   }
 
-  // Adds what the NaN and infinities of a chunk contribute where the weight is not 0, since 0 times these is NaN: by the
-  // numbers of positive and of negative infinite terms. NaN counts as both.
+  // Adds what the NaN and infinities of a chunk contribute where the weight is not 0, since 0 times these is NaN: by
+  // the numbers of positive and of negative infinite terms. NaN counts as both.
   static __device__ __forceinline__ void add_infinities(const uint32_t (&a)[kStreamed / 16][4], const T* chunk,
                                                         int first, Result& result) {
 #pragma unroll 1
@@ -237,7 +237,8 @@ class TensorCoreMachine {
         for (int i = 0; i < 4; ++i) {
           const auto is_nan = [](uint32_t bits) { return (bits & 0x7fffu) > kInfinityBits; };
           up[i] = indicators<T>(pair[i], [&](uint32_t bits) { return bits == kInfinityBits || is_nan(bits); });
-          down[i] = indicators<T>(pair[i], [&](uint32_t bits) { return bits == (kInfinityBits | 0x8000u) || is_nan(bits); });
+          down[i] =
+              indicators<T>(pair[i], [&](uint32_t bits) { return bits == (kInfinityBits | 0x8000u) || is_nan(bits); });
           plus[i] = indicators<T>(a[k][i], [](uint32_t bits) { return bits != 0 && bits < 0x8000u; });
           minus[i] = indicators<T>(a[k][i], [](uint32_t bits) { return bits > 0x8000u; });
         }

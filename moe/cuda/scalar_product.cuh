@@ -51,8 +51,7 @@ __device__ __forceinline__ void multiply(const Problem& problem, ScalarTile, Sca
       load_floats(a, left_tile + Left::position(depth, row));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const auto run =
-            load_vec<kRun>(right_tile + Right::position(depth, half * kColumns / 2 + column));
+        const auto run = load_vec<kRun>(right_tile + Right::position(depth, half * kColumns / 2 + column));
 #pragma unroll
         for (int j = 0; j < kRun; ++j) b[half * kRun + j] = run[j];
       }

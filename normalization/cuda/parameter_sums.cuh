@@ -1,8 +1,8 @@
 // Gradients of a norm's parameters: sums over all rows, in an order that depends on the shape alone.
 #pragma once
 
-#include "cuda/row.cuh"
 #include "common/compensated_sum.h"
+#include "cuda/row.cuh"
 
 namespace rudnn {
 

@@ -1,6 +1,6 @@
+#include "common/compensated_sum.h"
 #include "metal/parameter_sums_args.h"
 #include "metal/row.h"
-#include "common/compensated_sum.h"
 
 using namespace metal;
 using namespace rudnn;
