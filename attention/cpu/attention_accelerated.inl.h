@@ -18,9 +18,6 @@
 namespace rudnn::RUDNN_ISA {
 namespace {
 
-inline constexpr float kLog2E = 1.44269504f;
-inline constexpr float kLn2 = 0.693147181f;
-
 inline int64_t packed(int64_t dim) { return round_up(dim, kPackedDim); }
 
 inline bfloat16* as_bfloat16(float* memory) { return reinterpret_cast<bfloat16*>(memory); }
@@ -46,33 +43,6 @@ inline __m512i pairs_of(Vec even, Vec odd) {
                                          5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.value, even.value)));
 }
-
-// How products become scores: as they are, or by finish(). A factor in the exponent makes them units of log 2.
-struct BinaryScoring {
-  explicit BinaryScoring(const AttentionProblem& problem)
-      : scoring(problem),
-        direct(!scoring.capped && problem.bias.data == nullptr && problem.scale > 0),
-        factor(direct ? problem.scale * kLog2E : kLog2E) {}
-
-  Vec finish(Vec product, Addends addends, const float* addend) const {
-    if (addends == Addends::kNone) return direct ? product : scoring.score(product);
-    const Vec term = load(addend, Full{});
-    if (direct) return add_to_score(product, term);
-    if (scoring.capped) return add_to_score(scoring.score(product), term);
-    const Vec score = fma(product, scoring.scale, term);
-    return where_less(term, broadcast(kLowest), broadcast(-kInfinity), score);
-  }
-
-  Scoring scoring;
-  bool direct;
-  float factor;
-};
-
-// Running maxima and sums of `kWidth` rows.
-struct SoftmaxLanes {
-  float* maximum;  // of scores without their factor
-  float* sum;
-};
 
 // Scores [count, width] of one vector of rows become weights relative to the new maximum, which store_pair(key, even,
 // odd) takes two keys at a time. Returns what the maximum's change makes of earlier weights.
@@ -101,24 +71,6 @@ inline Vec update_lanes(float* scores, int64_t count, int64_t width, float facto
   store(lanes.maximum, maximum, Full{});
   store(lanes.sum, fma(load(lanes.sum, Full{}), correction, even_sum + odd_sum), Full{});
   return correction;
-}
-
-inline void start_lanes(const AttentionProblem& problem, const RowTile& tile, bool with_sinks, float factor,
-                        int64_t width, SoftmaxLanes lanes) {
-  for (int64_t lane = 0; lane < width; ++lane) {
-    lanes.maximum[lane] = -kInfinity;
-    lanes.sum[lane] = 0;
-  }
-  if (!with_sinks || problem.sinks == nullptr) return;
-  for_each_row(tile, [&](int64_t row, int64_t head, int64_t) {
-    lanes.maximum[row] = problem.sinks[head] * (kLog2E / factor);
-    lanes.sum[row] = problem.sinks[head] < kLowest ? 0.0f : 1.0f;
-  });
-}
-
-// To maxima of natural scores.
-inline void finish_lanes(float factor, int64_t width, SoftmaxLanes lanes) {
-  for (int64_t lane = 0; lane < width; ++lane) lanes.maximum[lane] *= factor * kLn2;
 }
 
 // The rows of a tile in memory, null beyond them.
@@ -472,7 +424,7 @@ inline void next_key_tile(const AttentionProblem& problem, const RowTile& tile, 
 // Scores of a tile become weights of one vector of rows after the other and of two keys at a time, while products run.
 class Weighing {
  public:
-  Weighing(const BinaryScoring& scoring, const TileMemory& memory) : scoring_(scoring), memory_(memory) {}
+  Weighing(const SoftmaxScoring& scoring, const TileMemory& memory) : scoring_(scoring), memory_(memory) {}
 
   // Finishes scores of a tile of keys and finds their maximum.
   void start(const KeyTile& tile, float* scores, bfloat16* weights) {
@@ -531,16 +483,7 @@ class Weighing {
     Vec maximum = broadcast(-kInfinity);
     if (!scoring_.direct) return maximum_of<true>(tile, half, maximum);
     if (tile.some_excluded) return maximum_of<false>(tile, half, maximum);
-    // As many as the latency of the maximum needs.
-    Vec parts[8];
-    for (auto& part : parts) part = maximum;
-    const float* scores = scores_ + half * kWidth;
-    for (int64_t key = 0; key < count_; key += 8) {
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) parts[i] = max(load(scores + (key + i) * kAcceleratedRows, Full{}), parts[i]);
-    }
-    for (const Vec& part : parts) maximum = max(part, maximum);
-    return maximum;
+    return max_of_column(scores_ + half * kWidth, count_, kAcceleratedRows);
   }
 
   template <bool kChanged>
@@ -559,7 +502,7 @@ class Weighing {
     return maximum;
   }
 
-  const BinaryScoring& scoring_;
+  const SoftmaxScoring& scoring_;
   const TileMemory& memory_;
   float* scores_ = nullptr;
   bfloat16* weights_ = nullptr;
@@ -627,10 +570,10 @@ inline void multiply_values(const PackedHead& head, int64_t key, int64_t chunks,
 void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int64_t last_key, bool with_sinks,
             const TileMemory& memory) {
   const AttentionProblem& problem = head.problem;
-  const BinaryScoring scoring(problem);
+  const SoftmaxScoring scoring(problem);
   const TileKeys tile_keys(problem, tile);
   pack_columns(RowPointers(problem.query, tile).rows, problem.head_dim, 2, memory.queries);
-  start_lanes(problem, tile, with_sinks, 1.0f, kAcceleratedRows, {memory.maximum, memory.sum});
+  start_lanes(problem, tile, with_sinks, kLn2, kAcceleratedRows, {memory.maximum, memory.sum});
   const int64_t begin = larger(first_key, tile_keys.first() / kKeyChunk * kKeyChunk);
   const int64_t end = smaller(last_key, tile_keys.last());
   const auto find = [&](int64_t key, KeyTile& next) {
@@ -670,7 +613,7 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
   } else {
     clear(memory.output, memory.value_dim * kAcceleratedRows);
   }
-  finish_lanes(1.0f, kAcceleratedRows, {memory.maximum, memory.sum});
+  finish_lanes(kLn2, kAcceleratedRows, {memory.maximum, memory.sum});
   transpose_rows(memory.output, kAcceleratedRows, memory.value_dim, kAcceleratedRows, memory.output_rows,
                  memory.value_dim);
 }
@@ -815,14 +758,14 @@ inline void add_weighted_values(const AttentionProblem& problem, const bfloat16*
 // Attends from the few rows of a key head to keys [first_key, last_key), which are read where they lie.
 void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t first_key, int64_t last_key,
                 bool with_sinks, const FewMemory& memory) {
-  const BinaryScoring scoring(problem);
+  const SoftmaxScoring scoring(problem);
   const TileKeys tile_keys(problem, tile);
   const int64_t rows = tile.rows();
   const int64_t steps = packed(problem.head_dim) / kPackedDim;
   const bfloat16* keys = rows_of<bfloat16>(problem.key, tile.batch, tile.key_head);
   const bfloat16* values = rows_of<bfloat16>(problem.value, tile.batch, tile.key_head);
   pack_columns(RowPointers(problem.query, tile).rows, problem.head_dim, 1, memory.queries);
-  start_lanes(problem, tile, with_sinks, scoring.factor, kFewRows, {memory.maximum, memory.sum});
+  start_lanes(problem, tile, with_sinks, scoring.unit, kFewRows, {memory.maximum, memory.sum});
   clear(memory.output, kFewRows * memory.value_dim);
   const int64_t begin = larger(first_key, tile_keys.first() / kKeyChunk * kKeyChunk);
   const int64_t end = smaller(last_key, tile_keys.last());
@@ -876,7 +819,7 @@ void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t fi
     }
     add_weighted_values(problem, values + key * problem.value.row_stride, count, rows, memory);
   }
-  finish_lanes(scoring.factor, kFewRows, {memory.maximum, memory.sum});
+  finish_lanes(scoring.unit, kFewRows, {memory.maximum, memory.sum});
 }
 
 }  // namespace
