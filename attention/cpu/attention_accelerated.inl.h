@@ -233,6 +233,30 @@ struct TileMemory {
   int64_t size;
 };
 
+// Where the rows of a mask or a bias begin, if there is one; lanes without a row have the first one's.
+class OperandRows {
+ public:
+  OperandRows(const ScoreOperand& operand, int64_t element_size, const RowTile& tile)
+      : key_stride_(operand.key_stride) {
+    if (operand.data == nullptr) return;
+    for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
+      rows_[row] = static_cast<const char*>(operand.data) +
+                   (tile.batch * operand.batch_stride + head * operand.head_stride + query * operand.query_stride) *
+                       element_size;
+    });
+    for (int64_t row = tile.rows(); row < kAcceleratedRows; ++row) rows_[row] = rows_[0];
+  }
+
+  template <class T>
+  const T* at(int64_t row, int64_t key) const {
+    return static_cast<const T*>(static_cast<const void*>(rows_[row])) + key * key_stride_;
+  }
+
+ private:
+  int64_t key_stride_;
+  const char* rows_[kAcceleratedRows];
+};
+
 // The keys of a chunk that the rows of a tile have, a bit for each.
 struct KeptKeys {
   alignas(64) uint32_t of_row[kAcceleratedRows];
@@ -241,9 +265,10 @@ struct KeptKeys {
 inline uint32_t first_bits(int64_t count) { return static_cast<uint32_t>((uint64_t{1} << count) - 1); }
 
 // What the mask keeps of a chunk of `count` keys. Returns whether that is any.
-inline bool keep_by_mask(const ScoreOperand& mask, const RowTile& tile, int64_t key, int64_t count, KeptKeys& kept) {
-  const auto keys_of_row = [&](int64_t head, int64_t query) {
-    const auto* source = operand_row<uint8_t>(mask, tile.batch, head, query, key);
+inline bool keep_by_mask(const ScoreOperand& mask, const OperandRows& rows, const RowTile& tile, int64_t key,
+                         int64_t count, KeptKeys& kept) {
+  const auto keys_of_row = [&](int64_t row) {
+    const auto* source = rows.at<uint8_t>(row, key);
     if (mask.key_stride == 1) {
       const __m256i bytes = _mm256_maskz_loadu_epi8(first_bits(count), source);
       return static_cast<uint32_t>(_mm256_test_epi8_mask(bytes, bytes));
@@ -252,16 +277,16 @@ inline bool keep_by_mask(const ScoreOperand& mask, const RowTile& tile, int64_t 
     for (int64_t i = 0; i < count; ++i) keys |= static_cast<uint32_t>(source[i * mask.key_stride] != 0) << i;
     return keys;
   };
-  if (same_for_all_rows(mask, tile)) {
-    const uint32_t keys = keys_of_row(tile.head, tile.query);
-    for (uint32_t& row : kept.of_row) row = keys;
-    return keys != 0;
-  }
   uint32_t any = 0;
-  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
-    kept.of_row[row] = keys_of_row(head, query);
+  if (same_for_all_rows(mask, tile)) {
+    any = keys_of_row(0);
+    for (uint32_t& keys : kept.of_row) keys = any;
+    return any != 0;
+  }
+  for (int64_t row = 0; row < kAcceleratedRows; ++row) {
+    kept.of_row[row] = keys_of_row(row);
     any |= kept.of_row[row];
-  });
+  }
   return any != 0;
 }
 
@@ -274,26 +299,14 @@ inline void keep_in_range(const AttentionProblem& problem, const RowTile& tile, 
   });
 }
 
-// The rows of a bias or a mask that the lanes of a tile have from a key on; lanes without a row have the first one.
-template <class T>
-struct OperandRows {
-  OperandRows(const ScoreOperand& operand, const RowTile& tile, int64_t key) {
-    for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
-      rows[row] = operand_row<T>(operand, tile.batch, head, query, key);
-    });
-    for (int64_t row = tile.rows(); row < kAcceleratedRows; ++row) rows[row] = rows[0];
-  }
-
-  const T* rows[kAcceleratedRows];
-};
-
 // Whether a chunk of `count` keys has a bias that leaves a key to a row.
 template <class T>
-inline bool any_left(const OperandRows<T>& bias, int64_t count) {
-  for (const T* row : bias.rows) {
+inline bool any_left(const OperandRows& bias, int64_t key, int64_t count) {
+  for (int64_t row = 0; row < kAcceleratedRows; ++row) {
+    const T* source = bias.at<T>(row, key);
     Vec largest = broadcast(-kInfinity);
     for_each_vector(count, [&](int64_t i, auto lanes) {
-      const Vec terms = keep(load(row + i, lanes), lanes, largest);
+      const Vec terms = keep(load(source + i, lanes), lanes, largest);
       // NaN takes part.
       largest = where_less(terms, broadcast(kLowest), largest, broadcast(0.0f));
     });
@@ -304,11 +317,11 @@ inline bool any_left(const OperandRows<T>& bias, int64_t count) {
 
 // A chunk's terms of the bias as columns, [kKeyChunk, lanes]; 0 from `count` on.
 template <class T>
-inline void transpose_bias(const OperandRows<T>& bias, int64_t count, float* terms) {
+inline void transpose_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
     for_each_vector(count, [&](int64_t i, auto lanes) {
       Vec block[kWidth];
-      for (int row = 0; row < kWidth; ++row) block[row] = load(bias.rows[first_row + row] + i, lanes);
+      for (int row = 0; row < kWidth; ++row) block[row] = load(bias.at<T>(first_row + row, key) + i, lanes);
       transpose(block);
       for (int k = 0; k < kWidth; ++k) store(terms + (i + k) * kAcceleratedRows + first_row, block[k], Full{});
     });
@@ -316,10 +329,11 @@ inline void transpose_bias(const OperandRows<T>& bias, int64_t count, float* ter
 }
 
 // The same, in which neighbouring keys stay pairs while rows become columns.
-inline void transpose_bias(const OperandRows<bfloat16>& bias, int64_t count, float* terms) {
+template <>
+inline void transpose_bias<bfloat16>(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
     __m512i pairs[16];
-    for (int row = 0; row < 16; ++row) pairs[row] = load_row(bias.rows[first_row + row], 0, count);
+    for (int row = 0; row < 16; ++row) pairs[row] = load_row(bias.at<bfloat16>(first_row + row, key), 0, count);
     transpose(pairs);
     for (int k = 0; k < 16; ++k) {
       float* even = terms + 2 * k * kAcceleratedRows + first_row;
@@ -330,16 +344,16 @@ inline void transpose_bias(const OperandRows<bfloat16>& bias, int64_t count, flo
 }
 
 // Terms of the bias for a chunk of `count` keys.
-inline Addends fill_bias_addends(const AttentionProblem& problem, const RowTile& tile, int64_t key, int64_t count,
-                                 float* addends) {
+inline Addends fill_bias_addends(const AttentionProblem& problem, const OperandRows& rows, const RowTile& tile,
+                                 int64_t key, int64_t count, float* addends) {
   const ScoreOperand& bias = problem.bias;
   if (bias.data == nullptr) return Addends::kNone;
   if (bias.key_stride == 1 && !same_for_all_rows(bias, tile)) {
     Addends filled = Addends::kNothingLeft;
     visit_dtype(problem.bias_dtype, [&](auto element) {
-      const OperandRows<typename decltype(element)::type> rows(bias, tile, key);
-      if (!any_left(rows, count)) return;
-      transpose_bias(rows, count, addends);
+      using T = typename decltype(element)::type;
+      if (!any_left<T>(rows, key, count)) return;
+      transpose_bias<T>(rows, key, count, addends);
       filled = Addends::kSome;
     });
     return filled;
@@ -359,18 +373,19 @@ struct KeyChunk {
 };
 
 // The first chunk of those before key `end`, from `index` on, in which something takes part.
-inline void find_chunk(const AttentionProblem& problem, const RowTile& tile, const TileKeys& tile_keys, int64_t index,
-                       int64_t end, float* addends, KeyChunk& chunk) {
+inline void find_chunk(const AttentionProblem& problem, const OperandRows& mask_rows, const OperandRows& bias_rows,
+                       const RowTile& tile, const TileKeys& tile_keys, int64_t index, int64_t end, float* addends,
+                       KeyChunk& chunk) {
   for (; index * kKeyChunk < end; ++index) {
     const int64_t key = index * kKeyChunk;
     const int64_t count = smaller(kKeyChunk, end - key);
     chunk.index = index;
-    chunk.addends = fill_bias_addends(problem, tile, key, count, addends);
+    chunk.addends = fill_bias_addends(problem, bias_rows, tile, key, count, addends);
     if (chunk.addends == Addends::kNothingLeft) continue;
     const bool partial = !tile_keys.all_have(key, key + kKeyChunk);
     chunk.some_excluded = partial || problem.mask.data != nullptr;
     if (problem.mask.data != nullptr) {
-      if (!keep_by_mask(problem.mask, tile, key, count, chunk.kept)) continue;
+      if (!keep_by_mask(problem.mask, mask_rows, tile, key, count, chunk.kept)) continue;
     } else if (partial) {
       for (uint32_t& keys : chunk.kept.of_row) keys = ~0u;
     }
@@ -591,8 +606,10 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
   const int64_t end = smaller(last_key, tile_keys.last());
   const int64_t steps = packed(problem.head_dim) / kPackedDim;
   const int64_t blocks = memory.value_dim / kPackedDim;
+  const OperandRows mask_rows(problem.mask, 1, tile);
+  const OperandRows bias_rows(problem.bias, problem.bias_dtype == DType::kFloat32 ? 4 : 2, tile);
   const auto find = [&](int64_t index, KeyChunk& chunk) {
-    find_chunk(problem, tile, tile_keys, index, end, memory.addends, chunk);
+    find_chunk(problem, mask_rows, bias_rows, tile, tile_keys, index, end, memory.addends, chunk);
   };
   const auto multiply_keys = [&](const KeyChunk& chunk, float* scores, auto&& between) {
     const Rows keys = head.keys_of_chunk(chunk.index);
