@@ -37,49 +37,46 @@ struct ForwardMemory {
   int64_t size;
 };
 
-// The queries of a tile as columns, with 0 in lanes without a row.
-template <class T>
-inline void load_queries(const AttentionProblem& problem, const RowTile& tile, int64_t dim, int64_t width, float* rows,
-                         float* transposed) {
-  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
-    widen_rows(rows_of<T>(problem.query, tile.batch, head) + query * problem.query.row_stride, 0, 1, problem.head_dim,
-               rows + row * dim, dim);
-  });
-  clear(rows + tile.rows() * dim, (width - tile.rows()) * dim);
-  transpose_rows(rows, dim, width, dim, transposed, width);
-}
-
 // From products to weights, relative to the new maximum.
-inline void update_softmax(const Scoring& scoring, Addends addends, const LaneKeys* lane_keys, int64_t count,
+inline void update_softmax(const SoftmaxScoring& scoring, Addends addends, const LaneKeys* lane_keys, int64_t count,
                            int64_t width, ForwardMemory& memory) {
   for (int64_t lane = 0; lane < width; lane += kWidth) {
-    const Vec old_maximum = load(memory.maximum + lane, Full{});
-    Vec maximum = old_maximum;
-    Vec first = broadcast(0.0f);
-    Vec last = first;
+    float* const scores = memory.scores + lane;
+    if (!scoring.direct || addends == Addends::kSome) {
+      for (int64_t key = 0; key < count; ++key) {
+        const Vec product = load(scores + key * width, Full{});
+        store(scores + key * width, scoring.finish(product, addends, memory.addends + key * width + lane), Full{});
+      }
+    }
     if (lane_keys != nullptr) {
-      first = load(lane_keys->first + lane, Full{});
-      last = load(lane_keys->last + lane, Full{});
+      const Vec first = load(lane_keys->first + lane, Full{});
+      const Vec last = load(lane_keys->last + lane, Full{});
+      for (int64_t key = 0; key < count; ++key) {
+        store(scores + key * width, keep_in_range(load(scores + key * width, Full{}), key, first, last), Full{});
+      }
     }
-    float* scores = memory.scores + lane;
-    for (int64_t key = 0; key < count; ++key) {
-      Vec score = scoring.score(load(scores + key * width, Full{}));
-      if (addends == Addends::kSome) score = add_to_score(score, load(memory.addends + key * width + lane, Full{}));
-      if (lane_keys != nullptr) score = keep_in_range(score, key, first, last);
-      store(scores + key * width, score, Full{});
-      maximum = max(score, maximum);
-    }
+    const Vec old_maximum = load(memory.maximum + lane, Full{});
+    const Vec maximum = max(max_of_column(scores, count, width), old_maximum);
     const Vec base = where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum);
-    const Vec correction = exp(old_maximum - base);
-    Vec sum = broadcast(0.0f);
-    for (int64_t key = 0; key < count; ++key) {
-      const Vec weight = exp(load(scores + key * width, Full{}) - base);
+    const Vec factor = broadcast(scoring.factor);
+    const Vec correction = exp2_of_product(old_maximum - base, factor);
+    const auto weigh = [&](int64_t key) {
+      const Vec weight = exp2_of_product(load(scores + key * width, Full{}) - base, factor);
       store(scores + key * width, weight, Full{});
-      sum = sum + weight;
+      return weight;
+    };
+    // Two sums, since each addition waits for the one before it.
+    Vec even = broadcast(0.0f);
+    Vec odd = even;
+    int64_t key = 0;
+    for (; key + 2 <= count; key += 2) {
+      even = even + weigh(key);
+      odd = odd + weigh(key + 1);
     }
+    if (key < count) even = even + weigh(key);
     store(memory.maximum + lane, maximum, Full{});
     store(memory.correction + lane, correction, Full{});
-    store(memory.sum + lane, fma(load(memory.sum + lane, Full{}), correction, sum), Full{});
+    store(memory.sum + lane, fma(load(memory.sum + lane, Full{}), correction, even + odd), Full{});
   }
 }
 
@@ -94,26 +91,18 @@ inline void correct_output(int64_t rows, ForwardMemory& memory) {
   }
 }
 
-// Attends from the rows of a tile to keys [first_key, last_key).
+// Attends from the rows of a tile to keys [first_key, last_key). A key that is excluded does not show even if its value
+// is not finite where `values_finite` is false; where it is true, such a value makes the output NaN.
 template <class T>
 void attend(const AttentionProblem& problem, const RowTile& tile, int64_t first_key, int64_t last_key, bool with_sinks,
-            ForwardMemory& memory) {
+            bool values_finite, ForwardMemory& memory) {
   const int64_t rows = tile.rows();
   const int64_t width = round_up(rows, kWidth);
-  const Scoring scoring(problem);
+  const SoftmaxScoring scoring(problem);
   const TileKeys tile_keys(problem, tile);
-  load_queries<T>(problem, tile, memory.dim, width, memory.query_rows, memory.queries);
+  load_columns<T>(problem.query, tile, problem.head_dim, memory.dim, width, memory.query_rows, memory.queries);
   clear(memory.output, round_up(rows, kProductRows) * memory.value_dim);
-  for (int64_t lane = 0; lane < width; ++lane) {
-    memory.maximum[lane] = -kInfinity;
-    memory.sum[lane] = 0;
-  }
-  if (with_sinks && problem.sinks != nullptr) {
-    for_each_row(tile, [&](int64_t row, int64_t head, int64_t) {
-      memory.maximum[row] = problem.sinks[head];
-      memory.sum[row] = problem.sinks[head] < kLowest ? 0.0f : 1.0f;
-    });
-  }
+  start_lanes(problem, tile, with_sinks, scoring.unit, width, {memory.maximum, memory.sum});
   const T* keys = rows_of<T>(problem.key, tile.batch, tile.key_head);
   const T* values = rows_of<T>(problem.value, tile.batch, tile.key_head);
   const int64_t begin = larger(first_key, tile_keys.first() / kKeyTile * kKeyTile);
@@ -126,17 +115,19 @@ void attend(const AttentionProblem& problem, const RowTile& tile, int64_t first_
     const bool partial = !tile_keys.all_have(key, key + count);
     if (partial) fill_lane_keys(problem, tile, key, width, lane_keys);
 
-    widen_rows(keys + key * problem.key.row_stride, problem.key.row_stride, count, problem.head_dim, memory.keys,
-               memory.dim);
-    const bool finite = widen_rows(values + key * problem.value.row_stride, problem.value.row_stride, count,
-                                   problem.value_dim, memory.values, memory.value_dim);
-    multiply(Left<false>{memory.keys, memory.dim}, count, memory.queries, width, width, problem.head_dim, false,
+    const FloatRows key_rows = float_rows(keys + key * problem.key.row_stride, problem.key.row_stride, count,
+                                          problem.head_dim, memory.keys, memory.dim);
+    const FloatRows value_rows = float_rows(values + key * problem.value.row_stride, problem.value.row_stride, count,
+                                            problem.value_dim, memory.values, memory.value_dim);
+    multiply(Left<false>{key_rows.data, key_rows.stride}, count, memory.queries, width, width, problem.head_dim, false,
              memory.scores, width);
     update_softmax(scoring, addends, partial ? &lane_keys : nullptr, count, width, memory);
     correct_output(rows, memory);
-    add_product(Left<true>{memory.scores, width}, rows, memory.values, finite, memory.value_dim, memory.value_dim,
+    add_product(Left<true>{memory.scores, width}, rows, value_rows.data,
+                values_finite || all_finite(value_rows, count, memory.value_dim), value_rows.stride, memory.value_dim,
                 count, memory.output, memory.value_dim);
   }
+  finish_lanes(scoring.unit, width, {memory.maximum, memory.sum});
 }
 
 // Adds up the splits of a row in their order.
@@ -184,7 +175,12 @@ void attention_tiles(const AttentionArgs& args, float* scratch, int64_t begin, i
       const int64_t head = index / tiles;
       const RowTile tile =
           row_tile(problem, kRowTile, head / problem.key_heads, head % problem.key_heads, index % tiles);
-      attend<T>(problem, tile, split * args.split_keys, (split + 1) * args.split_keys, args.splits == 1, memory);
+      const auto attend_to_split = [&](bool values_finite) {
+        attend<T>(problem, tile, split * args.split_keys, (split + 1) * args.split_keys, args.splits == 1,
+                  values_finite, memory);
+      };
+      attend_to_split(true);
+      if (!all_finite({memory.output, memory.value_dim}, tile.rows(), memory.value_dim)) attend_to_split(false);
       store_results<T>(args, tile, split, memory.output, memory.value_dim, memory.maximum, memory.sum);
     }
   });

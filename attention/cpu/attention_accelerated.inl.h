@@ -1,12 +1,11 @@
-// Attention by products of bfloat16 pairs. Include after a struct Rows {data, stride} and a struct Products with
+// Attention by products of bfloat16 pairs. Include after a struct Products with
 //
 //   Session           what a thread must have while it multiplies
-//   multiply          32 rows of a left operand by 32 columns of a right one
-//   multiply_chunks   the same for several blocks of 32 rows, each with Rows of its own, and steps of 32 columns
+//   multiply          32 rows of a left operand by 32 columns of a right one; it can take a function that is called
+//                     between products, for what else is to be done
 //   multiply_narrow   32 rows by 16 columns
 //
-// of which all but the last can take a function that is called between products, for what else is to be done, and of
-// operands as common/cpu/amx.h lays them out: tile (i, step) of a left operand is 16 i rows and `step` times
+// of operands as common/cpu/amx.h lays them out: tile (i, step) of a left operand is 16 i rows and `step` times
 // step_stride from its start, and a right operand has, for each step, one tile for every 16 columns. Results are rows
 // of float32.
 //
@@ -17,9 +16,6 @@
 
 namespace rudnn::RUDNN_ISA {
 namespace {
-
-inline constexpr float kLog2E = 1.44269504f;
-inline constexpr float kLn2 = 0.693147181f;
 
 inline int64_t packed(int64_t dim) { return round_up(dim, kPackedDim); }
 
@@ -46,33 +42,6 @@ inline __m512i pairs_of(Vec even, Vec odd) {
                                          5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.value, even.value)));
 }
-
-// How products become scores: as they are, or by finish(). A factor in the exponent makes them units of log 2.
-struct BinaryScoring {
-  explicit BinaryScoring(const AttentionProblem& problem)
-      : scoring(problem),
-        direct(!scoring.capped && problem.bias.data == nullptr && problem.scale > 0),
-        factor(direct ? problem.scale * kLog2E : kLog2E) {}
-
-  Vec finish(Vec product, Addends addends, const float* addend) const {
-    if (addends == Addends::kNone) return direct ? product : scoring.score(product);
-    const Vec term = load(addend, Full{});
-    if (direct) return add_to_score(product, term);
-    if (scoring.capped) return add_to_score(scoring.score(product), term);
-    const Vec score = fma(product, scoring.scale, term);
-    return where_less(term, broadcast(kLowest), broadcast(-kInfinity), score);
-  }
-
-  Scoring scoring;
-  bool direct;
-  float factor;
-};
-
-// Running maxima and sums of `kWidth` rows.
-struct SoftmaxLanes {
-  float* maximum;  // of scores without their factor
-  float* sum;
-};
 
 // Scores [count, width] of one vector of rows become weights relative to the new maximum, which store_pair(key, even,
 // odd) takes two keys at a time. Returns what the maximum's change makes of earlier weights.
@@ -101,24 +70,6 @@ inline Vec update_lanes(float* scores, int64_t count, int64_t width, float facto
   store(lanes.maximum, maximum, Full{});
   store(lanes.sum, fma(load(lanes.sum, Full{}), correction, even_sum + odd_sum), Full{});
   return correction;
-}
-
-inline void start_lanes(const AttentionProblem& problem, const RowTile& tile, bool with_sinks, float factor,
-                        int64_t width, SoftmaxLanes lanes) {
-  for (int64_t lane = 0; lane < width; ++lane) {
-    lanes.maximum[lane] = -kInfinity;
-    lanes.sum[lane] = 0;
-  }
-  if (!with_sinks || problem.sinks == nullptr) return;
-  for_each_row(tile, [&](int64_t row, int64_t head, int64_t) {
-    lanes.maximum[row] = problem.sinks[head] * (kLog2E / factor);
-    lanes.sum[row] = problem.sinks[head] < kLowest ? 0.0f : 1.0f;
-  });
-}
-
-// To maxima of natural scores.
-inline void finish_lanes(float factor, int64_t width, SoftmaxLanes lanes) {
-  for (int64_t lane = 0; lane < width; ++lane) lanes.maximum[lane] *= factor * kLn2;
 }
 
 // The rows of a tile in memory, null beyond them.
@@ -196,6 +147,12 @@ inline bool transpose_chunk(const bfloat16* values, int64_t row_stride, int64_t 
   return any_bad == 0;
 }
 
+// Rows of a left operand.
+struct Rows {
+  const bfloat16* data;
+  int64_t stride;
+};
+
 // What the tiles of a key head share.
 struct PackedHead {
   PackedHead(const AttentionArgs& args, int64_t batch, int64_t key_head)
@@ -244,192 +201,160 @@ void pack_chunk(const PackedHead& head, int64_t chunk) {
                       problem.value_dim, head.values + chunk * head.value_stride);
 }
 
-// Keys of a tile.
-inline constexpr int64_t kAcceleratedKeys = 256;
+// Chunks of keys whose weights are multiplied by their values together.
+inline constexpr int64_t kRunChunks = 4;
 
 // The memory of a tile of rows. All but the queries have kAcceleratedRows lanes.
 struct TileMemory {
   TileMemory(const AttentionProblem& problem, float* memory) : value_dim(packed(problem.value_dim)) {
     Scratch scratch(memory);
     queries = as_bfloat16(scratch.take(packed(problem.head_dim) * kAcceleratedRows / 2));
-    for (auto& part : weights) part = as_bfloat16(scratch.take(kAcceleratedKeys * kAcceleratedRows / 2));
-    for (auto& part : scores) part = scratch.take(kAcceleratedKeys * kAcceleratedRows);
-    addends = scratch.take(kAcceleratedKeys * kAcceleratedRows);
+    for (auto& part : weights) part = as_bfloat16(scratch.take(kRunChunks * kChunkSize / 2));
+    for (auto& part : scores) part = scratch.take(kChunkSize);
+    addends = scratch.take(kChunkSize);
     output = scratch.take(value_dim * kAcceleratedRows);
     output_rows = scratch.take(kAcceleratedRows * value_dim);
-    maximum = scratch.take(kAcceleratedRows);
+    base = scratch.take(kAcceleratedRows);
     sum = scratch.take(kAcceleratedRows);
     size = scratch.taken();
   }
 
+  static constexpr int64_t kChunkSize = kKeyChunk * kAcceleratedRows;
+
   int64_t value_dim;
   bfloat16* queries;     // right operand
-  bfloat16* weights[2];  // right operands of two tiles of keys, a step for each chunk
-  float* scores[2];      // of two tiles of keys
-  float* addends;
-  float* output;       // [Dv, lanes]
-  float* output_rows;  // [lanes, Dv]
-  float* maximum;      // in units of log 2, or a little less
-  float* sum;
+  bfloat16* weights[2];  // right operands of two runs of chunks, a step for each chunk
+  float* scores[2];      // of two chunks of keys
+  float* addends;        // of a chunk
+  float* output;         // [Dv, lanes]
+  float* output_rows;    // [lanes, Dv]
+  float* base;           // whole, what weights are relative to in units of log 2; -inf before the first
+  float* sum;            // of the weights
   int64_t size;
 };
 
-// The bits of a where `keep` has them, else those of b.
-inline __m512i choose_bits(__m512i keep, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(keep, a, b, 0xca); }
-
-// Of words that exchange halves of their parts with others `distance` lanes away, the first ones keep the lower halves.
-inline __m512i exchange_bits(__m512i words, __m512i partners, int distance, int lower_halves) {
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __mmask16 second = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(distance));
-  const __m512i keep = _mm512_mask_mov_epi32(_mm512_set1_epi32(lower_halves), second, _mm512_set1_epi32(~lower_halves));
-  const __m512i turn = _mm512_mask_mov_epi32(_mm512_set1_epi32(distance), second, _mm512_set1_epi32(32 - distance));
-  return choose_bits(keep, words, _mm512_rolv_epi32(partners, turn));
-}
-
-// Rows of bits become columns: bit r of word k is bit k of row r.
-inline void transpose_bits(const uint32_t (&rows)[32], uint32_t* columns) {
-  const __m512i first = _mm512_loadu_si512(rows);
-  const __m512i second = _mm512_loadu_si512(rows + 16);
-  const __m512i halves = _mm512_set1_epi32(0xffff);
-  __m512i words[2] = {choose_bits(halves, first, _mm512_rol_epi32(second, 16)),
-                      choose_bits(halves, _mm512_rol_epi32(first, 16), second)};
-  for (int i = 0; i < 2; ++i) {
-    __m512i w = words[i];
-    w = exchange_bits(w, _mm512_shuffle_i64x2(w, w, 0x4e), 8, 0x00ff00ff);
-    w = exchange_bits(w, _mm512_shuffle_i64x2(w, w, 0xb1), 4, 0x0f0f0f0f);
-    w = exchange_bits(w, _mm512_shuffle_epi32(w, _MM_PERM_BADC), 2, 0x33333333);
-    w = exchange_bits(w, _mm512_shuffle_epi32(w, _MM_PERM_CDAB), 1, 0x55555555);
-    _mm512_storeu_si512(columns + 16 * i, w);
+// Where the rows of a mask or a bias begin, if there is one; lanes without a row have the first one's.
+class OperandRows {
+ public:
+  OperandRows(const ScoreOperand& operand, int64_t element_size, const RowTile& tile)
+      : key_stride_(operand.key_stride) {
+    if (operand.data == nullptr) return;
+    for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
+      rows_[row] = static_cast<const char*>(operand.data) +
+                   (tile.batch * operand.batch_stride + head * operand.head_stride + query * operand.query_stride) *
+                       element_size;
+    });
+    for (int64_t row = tile.rows(); row < kAcceleratedRows; ++row) rows_[row] = rows_[0];
   }
-}
 
-// A bit for each row of a tile that has a key.
-struct KeptBits {
-  uint32_t of_key[kAcceleratedKeys];
+  template <class T>
+  const T* at(int64_t row, int64_t key) const {
+    return static_cast<const T*>(static_cast<const void*>(rows_[row])) + key * key_stride_;
+  }
+
+ private:
+  int64_t key_stride_;
+  const char* rows_[kAcceleratedRows];
 };
 
-// Bits of what the mask keeps of `count` keys. Returns whether it keeps any.
-inline bool fill_kept_bits(const ScoreOperand& mask, const RowTile& tile, int64_t key, int64_t count, KeptBits& kept) {
+// The keys of a chunk that the rows of a tile have, a bit for each.
+struct KeptKeys {
+  alignas(64) uint32_t of_row[kAcceleratedRows];
+};
+
+inline uint32_t first_bits(int64_t count) { return static_cast<uint32_t>((uint64_t{1} << count) - 1); }
+
+// What the mask keeps of a chunk of `count` keys. Returns whether that is any.
+inline bool keep_by_mask(const ScoreOperand& mask, const OperandRows& rows, const RowTile& tile, int64_t key,
+                         int64_t count, KeptKeys& kept) {
+  const auto keys_of_row = [&](int64_t row) {
+    const auto* source = rows.at<uint8_t>(row, key);
+    if (mask.key_stride == 1) {
+      const __m256i bytes = _mm256_maskz_loadu_epi8(first_bits(count), source);
+      return static_cast<uint32_t>(_mm256_test_epi8_mask(bytes, bytes));
+    }
+    uint32_t keys = 0;
+    for (int64_t i = 0; i < count; ++i) keys |= static_cast<uint32_t>(source[i * mask.key_stride] != 0) << i;
+    return keys;
+  };
   uint32_t any = 0;
   if (same_for_all_rows(mask, tile)) {
-    const auto* source = operand_row<uint8_t>(mask, tile.batch, tile.head, tile.query, key);
-    for (int64_t i = 0; i < count; ++i) {
-      kept.of_key[i] = source[i * mask.key_stride] != 0 ? ~0u : 0u;
-      any |= kept.of_key[i];
-    }
+    any = keys_of_row(0);
+    for (uint32_t& keys : kept.of_row) keys = any;
     return any != 0;
   }
-  uint32_t rows[kAcceleratedKeys / 32][32] = {};
-  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
-    const auto* source = operand_row<uint8_t>(mask, tile.batch, head, query, key);
-    if (mask.key_stride != 1) {
-      for (int64_t i = 0; i < count; ++i) {
-        rows[i / 32][row] |= static_cast<uint32_t>(source[i * mask.key_stride] != 0) << i % 32;
-      }
-      return;
-    }
-    for (int64_t i = 0; i < count; i += 64) {
-      const int64_t rest = count - i;
-      const __mmask64 there = rest >= 64 ? ~__mmask64{0} : (__mmask64{1} << rest) - 1;
-      const __m512i bytes = _mm512_maskz_loadu_epi8(there, source + i);
-      const uint64_t bits = _mm512_test_epi8_mask(bytes, bytes);
-      rows[i / 32][row] = static_cast<uint32_t>(bits);
-      if (i / 32 + 1 < kAcceleratedKeys / 32) rows[i / 32 + 1][row] = static_cast<uint32_t>(bits >> 32);
-    }
-  });
-  for (int64_t i = 0; i < count; i += 32) {
-    for (uint32_t row : rows[i / 32]) any |= row;
-    transpose_bits(rows[i / 32], kept.of_key + i);
+  for (int64_t row = 0; row < kAcceleratedRows; ++row) {
+    kept.of_row[row] = keys_of_row(row);
+    any |= kept.of_row[row];
   }
   return any != 0;
 }
 
-// Leaves of `chunks` chunks what the rows have by causality and the window.
-inline void keep_bits_in_range(const AttentionProblem& problem, const RowTile& tile, const TileKeys& tile_keys,
-                               int64_t key, int64_t chunks, KeptBits& kept) {
-  LaneKeys lanes;
-  fill_lane_keys(problem, tile, key, kAcceleratedRows, lanes);
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const int64_t begin = chunk * kKeyChunk;
-    if (tile_keys.all_have(key + begin, key + begin + kKeyChunk)) continue;
-    for (int64_t i = begin; i < begin + kKeyChunk; ++i) {
-      const __m512 position = _mm512_set1_ps(static_cast<float>(i));
-      uint32_t bits = 0;
-      for (int half = 0; half < 2; ++half) {
-        const __mmask16 from_first = _mm512_cmp_ps_mask(_mm512_load_ps(lanes.first + 16 * half), position, _CMP_LE_OQ);
-        const __mmask16 in_range =
-            _mm512_mask_cmp_ps_mask(from_first, position, _mm512_load_ps(lanes.last + 16 * half), _CMP_LT_OQ);
-        bits |= static_cast<uint32_t>(in_range) << 16 * half;
-      }
-      kept.of_key[i] &= bits;
-    }
-  }
+// Leaves of a chunk what the rows have by causality and the window.
+inline void keep_in_range(const AttentionProblem& problem, const RowTile& tile, int64_t key, KeptKeys& kept) {
+  const auto before = [&](int64_t position) { return first_bits(larger(smaller(position - key, kKeyChunk), 0)); };
+  for_each_row(tile, [&](int64_t row, int64_t, int64_t query) {
+    const KeyRange range = keys_of(problem, query);
+    kept.of_row[row] &= before(range.last) & ~before(range.first);
+  });
 }
 
-// Terms of the bias for the lanes of a tile, as fill_addends gives them, sixteen keys of sixteen rows at a time.
+// Whether a chunk of `count` keys has a bias that leaves a key to a row.
 template <class T>
-Addends fill_bias_terms(const ScoreOperand& bias, const RowTile& tile, int64_t key, int64_t count, float* terms) {
-  const T* rows[kAcceleratedRows] = {};
-  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
-    rows[row] = operand_row<T>(bias, tile.batch, head, query, key);
-  });
-  __mmask16 left = 0;
+inline bool any_left(const OperandRows& bias, int64_t key, int64_t count) {
+  for (int64_t row = 0; row < kAcceleratedRows; ++row) {
+    const T* source = bias.at<T>(row, key);
+    Vec largest = broadcast(-kInfinity);
+    for_each_vector(count, [&](int64_t i, auto lanes) {
+      const Vec terms = keep(load(source + i, lanes), lanes, largest);
+      // NaN takes part.
+      largest = where_less(terms, broadcast(kLowest), largest, broadcast(0.0f));
+    });
+    if (reduce_max(largest) == 0.0f) return true;
+  }
+  return false;
+}
+
+// A chunk's terms of the bias as columns, [kKeyChunk, lanes]; 0 from `count` on.
+template <class T>
+inline void transpose_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
     for_each_vector(count, [&](int64_t i, auto lanes) {
       Vec block[kWidth];
-      for (int row = 0; row < kWidth; ++row) {
-        const T* source = rows[first_row + row];
-        block[row] =
-            source == nullptr ? broadcast(-kInfinity) : keep(load(source + i, lanes), lanes, broadcast(-kInfinity));
-        left |= _mm512_cmp_ps_mask(block[row].value, _mm512_set1_ps(kLowest), _CMP_NLT_UQ);
-      }
+      for (int row = 0; row < kWidth; ++row) block[row] = load(bias.at<T>(first_row + row, key) + i, lanes);
       transpose(block);
       for (int k = 0; k < kWidth; ++k) store(terms + (i + k) * kAcceleratedRows + first_row, block[k], Full{});
     });
   }
-  return left != 0 ? Addends::kSome : Addends::kNothingLeft;
 }
 
-// The same for a bias of bfloat16, whose neighbouring keys stay pairs while rows become columns. Terms up to a whole
-// chunk are written, 0 from `count` on.
-inline Addends fill_paired_bias_terms(const ScoreOperand& bias, const RowTile& tile, int64_t key, int64_t count,
-                                      float* terms) {
-  const bfloat16* rows[kAcceleratedRows] = {};
-  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
-    rows[row] = operand_row<bfloat16>(bias, tile.batch, head, query, key);
-  });
-  const __m512i excluded = _mm512_set1_epi16(static_cast<int16_t>(0xff80));
-  __mmask16 left = 0;
+// The same, in which neighbouring keys stay pairs while rows become columns.
+template <>
+inline void transpose_bias<bfloat16>(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
-    for (int64_t i = 0; i < count; i += kKeyChunk) {
-      __m512i pairs[16];
-      for (int row = 0; row < 16; ++row) {
-        const bfloat16* source = rows[first_row + row];
-        pairs[row] = source == nullptr ? excluded : load_row(source, i, count);
-      }
-      transpose(pairs);
-      float* columns = terms + i * kAcceleratedRows + first_row;
-      for (int k = 0; k < 16; ++k) {
-        const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[k], 16));
-        const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs[k], _mm512_set1_epi32(-65536)));
-        left |= _mm512_cmp_ps_mask(even, _mm512_set1_ps(kLowest), _CMP_NLT_UQ);
-        left |= _mm512_cmp_ps_mask(odd, _mm512_set1_ps(kLowest), _CMP_NLT_UQ);
-        _mm512_store_ps(columns + 2 * k * kAcceleratedRows, even);
-        _mm512_store_ps(columns + (2 * k + 1) * kAcceleratedRows, odd);
-      }
+    __m512i pairs[16];
+    for (int row = 0; row < 16; ++row) pairs[row] = load_row(bias.at<bfloat16>(first_row + row, key), 0, count);
+    transpose(pairs);
+    for (int k = 0; k < 16; ++k) {
+      float* even = terms + 2 * k * kAcceleratedRows + first_row;
+      _mm512_store_si512(even, _mm512_slli_epi32(pairs[k], 16));
+      _mm512_store_si512(even + kAcceleratedRows, _mm512_and_si512(pairs[k], _mm512_set1_epi32(-65536)));
     }
   }
-  return left != 0 ? Addends::kSome : Addends::kNothingLeft;
 }
 
-inline Addends fill_bias_addends(const AttentionProblem& problem, const RowTile& tile, int64_t key, int64_t count,
-                                 float* addends) {
+// Terms of the bias for a chunk of `count` keys.
+inline Addends fill_bias_addends(const AttentionProblem& problem, const OperandRows& rows, const RowTile& tile,
+                                 int64_t key, int64_t count, float* addends) {
   const ScoreOperand& bias = problem.bias;
-  if (bias.data != nullptr && bias.key_stride == 1 && !same_for_all_rows(bias, tile)) {
-    if (problem.bias_dtype == DType::kBFloat16) return fill_paired_bias_terms(bias, tile, key, count, addends);
-    Addends filled = Addends::kNone;
+  if (bias.data == nullptr) return Addends::kNone;
+  if (bias.key_stride == 1 && !same_for_all_rows(bias, tile)) {
+    Addends filled = Addends::kNothingLeft;
     visit_dtype(problem.bias_dtype, [&](auto element) {
-      filled = fill_bias_terms<typename decltype(element)::type>(bias, tile, key, count, addends);
+      using T = typename decltype(element)::type;
+      if (!any_left<T>(rows, key, count)) return;
+      transpose_bias<T>(rows, key, count, addends);
+      filled = Addends::kSome;
     });
     return filled;
   }
@@ -438,135 +363,178 @@ inline Addends fill_bias_addends(const AttentionProblem& problem, const RowTile&
   return fill_addends(without_mask, tile, key, count, kAcceleratedRows, addends);
 }
 
-// A tile of keys that a tile of rows attends to.
-struct KeyTile {
-  int64_t key = 0;
-  int64_t chunks = 0;  // 0 if there is none
+// A chunk of keys that a tile of rows attends to.
+struct KeyChunk {
+  int64_t index = 0;
+  bool exists = false;
   Addends addends = Addends::kNone;
-  bool some_excluded = false;  // those without a bit
-  KeptBits kept;
+  bool some_excluded = false;  // those that are not kept
+  KeptKeys kept;
 };
 
-// The tile of keys from `key` to `end` at most, or the next one in which something takes part.
-inline void next_key_tile(const AttentionProblem& problem, const RowTile& tile, const TileKeys& tile_keys, int64_t key,
-                          int64_t end, float* addends, KeyTile& next) {
-  for (; key < end; key += kAcceleratedKeys) {
-    const int64_t count = smaller(kAcceleratedKeys, end - key);
-    next.key = key;
-    next.chunks = ceil_div(count, kKeyChunk);
-    next.addends = fill_bias_addends(problem, tile, key, count, addends);
-    if (next.addends == Addends::kNothingLeft) continue;
-    const bool partial = !tile_keys.all_have(key, key + next.chunks * kKeyChunk);
-    next.some_excluded = partial || problem.mask.data != nullptr;
+// The first chunk of those before key `end`, from `index` on, in which something takes part.
+inline void find_chunk(const AttentionProblem& problem, const OperandRows& mask_rows, const OperandRows& bias_rows,
+                       const RowTile& tile, const TileKeys& tile_keys, int64_t index, int64_t end, float* addends,
+                       KeyChunk& chunk) {
+  for (; index * kKeyChunk < end; ++index) {
+    const int64_t key = index * kKeyChunk;
+    const int64_t count = smaller(kKeyChunk, end - key);
+    chunk.index = index;
+    chunk.addends = fill_bias_addends(problem, bias_rows, tile, key, count, addends);
+    if (chunk.addends == Addends::kNothingLeft) continue;
+    const bool partial = !tile_keys.all_have(key, key + kKeyChunk);
+    chunk.some_excluded = partial || problem.mask.data != nullptr;
     if (problem.mask.data != nullptr) {
-      if (!fill_kept_bits(problem.mask, tile, key, count, next.kept)) continue;
+      if (!keep_by_mask(problem.mask, mask_rows, tile, key, count, chunk.kept)) continue;
     } else if (partial) {
-      for (uint32_t& bits : next.kept.of_key) bits = ~0u;
+      for (uint32_t& keys : chunk.kept.of_row) keys = ~0u;
     }
-    if (partial) keep_bits_in_range(problem, tile, tile_keys, key, next.chunks, next.kept);
+    if (partial) keep_in_range(problem, tile, key, chunk.kept);
+    chunk.exists = true;
     return;
   }
-  next.chunks = 0;
+  chunk.exists = false;
 }
 
-// Scores of a tile become weights of one vector of rows after the other and of two keys at a time, while products run.
+// Chunks that follow each other, whose weights are there.
+struct Run {
+  int64_t first = 0;  // chunk
+  int64_t chunks = 0;
+  int64_t blocks = 0;  // of 32 columns of values that have been added to the output
+  bfloat16* weights = nullptr;
+};
+
+// The scores of a chunk become weights, of two keys at a time, while products run. Weights are relative to a base near
+// the largest score so far: a power of 2, so that a new one changes no bit of them.
 class Weighing {
  public:
-  Weighing(const BinaryScoring& scoring, const TileMemory& memory) : scoring_(scoring), memory_(memory) {}
+  // What a bias of -inf excludes does not show even if its product is not finite where `products_finite` is false;
+  // where it is true, the sum of the weights becomes NaN.
+  Weighing(const SoftmaxScoring& scoring, bool products_finite, const TileMemory& memory)
+      : scoring_(scoring),
+        added_(products_finite && !scoring.scoring.capped && !scoring.direct),
+        memory_(memory),
+        factor_(broadcast(scoring.factor)) {
+    for (int half = 0; half < 2; ++half) {
+      const Vec base = load(memory.base + half * kWidth, Full{});
+      base_[half] = round_up(base);
+      const Vec sum = load(memory.sum + half * kWidth, Full{}) * exp2_or_zero(base - base_[half]);
+      sum_[half] = where_less(base, broadcast(kLowest), broadcast(0.0f), sum);
+    }
+  }
 
-  // Finishes scores of a tile of keys and finds their maximum.
-  void start(const KeyTile& tile, float* scores, bfloat16* weights) {
+  // Finishes the scores of a chunk. Calls scale(half, power), which is to multiply what has been made of earlier
+  // weights, where the base changes.
+  template <class Scale>
+  void start(const KeyChunk& chunk, float* scores, bfloat16* weights, Scale&& scale) {
     scores_ = scores;
     weights_ = weights;
     next_ = 0;
-    count_ = tile.chunks * kKeyChunk;
     for (int half = 0; half < 2; ++half) {
-      float* const bases = memory_.maximum + half * kWidth;
-      const Vec old_base = load(bases, Full{});
-      const Vec maximum = finish_scores(tile, half) * broadcast(scoring_.factor);
-      const Vec base = max(maximum, old_base);
-      const Vec finite_base = where_less(base, broadcast(kLowest), broadcast(0.0f), base);
-      negative_base_[half] = -finite_base;
-      correction_[half] = exp2_or_zero(old_base - finite_base);
-      store(bases, base, Full{});
-      sum_[half] = broadcast(0.0f);
+      const Vec maximum = finish_scores(chunk, half) * factor_;
+      // How much larger than 1 a weight may be.
+      const Vec limit = base_[half] + broadcast(kMostLog2);
+      const __mmask16 beyond = _mm512_cmp_ps_mask(maximum.value, limit.value, _CMP_GT_OQ);
+      if (beyond != 0) {
+        const Vec old_base = base_[half];
+        base_[half].value = _mm512_mask_mov_ps(old_base.value, beyond, round_up(maximum).value);
+        const Vec power = {
+            _mm512_mask_scalef_ps(_mm512_set1_ps(1.0f), beyond, _mm512_set1_ps(1.0f), (old_base - base_[half]).value)};
+        sum_[half] = sum_[half] * power;
+        scale(half, power);
+      }
+      negative_base_[half] = -where_less(base_[half], broadcast(kLowest), broadcast(0.0f), base_[half]);
     }
   }
 
   // The parts of the work: 2 keys of all rows.
-  int64_t parts() const { return count_ / 2; }
+  static constexpr int64_t kParts = kKeyChunk / 2;
 
   [[gnu::always_inline]] void do_part() {
-    if (next_ >= count_) return;
-    const Vec factor = broadcast(scoring_.factor);
-    const float* scores = scores_ + next_ * kAcceleratedRows;
-    bfloat16* pairs = weights_ + next_ / kKeyChunk * 1024 + next_ % kKeyChunk / 2 * 32;
+    if (next_ == kParts) return;
+    const float* scores = scores_ + 2 * next_ * kAcceleratedRows;
+    bfloat16* pairs = weights_ + next_ * 32;
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const float* even_scores = scores + half * kWidth;
-      const Vec even = exp2_or_zero(fma(load(even_scores, Full{}), factor, negative_base_[half]));
-      const Vec odd = exp2_or_zero(fma(load(even_scores + kAcceleratedRows, Full{}), factor, negative_base_[half]));
+      const Vec even = exp2_or_zero(fma(load(even_scores, Full{}), factor_, negative_base_[half]));
+      const Vec odd = exp2_or_zero(fma(load(even_scores + kAcceleratedRows, Full{}), factor_, negative_base_[half]));
       sum_[half] = sum_[half] + (even + odd);
       _mm512_store_si512(pairs + half * 512, pairs_of(even, odd));
     }
-    next_ += 2;
+    ++next_;
   }
 
-  // Does what is left, and corrects what the rows have so far.
-  void finish(bool has_output) {
-    while (next_ < count_) do_part();
+  // Does what is left.
+  void finish() {
+    while (next_ < kParts) do_part();
+  }
+
+  void store_lanes() const {
     for (int half = 0; half < 2; ++half) {
-      float* sums = memory_.sum + half * kWidth;
-      store(sums, fma(load(sums, Full{}), correction_[half], sum_[half]), Full{});
-      if (!has_output || _mm512_cmpneq_ps_mask(correction_[half].value, _mm512_set1_ps(1.0f)) == 0) continue;
-      for (int64_t i = 0; i < memory_.value_dim; ++i) {
-        float* output = memory_.output + i * kAcceleratedRows + half * kWidth;
-        store(output, correction_[half] * load(output, Full{}), Full{});
-      }
+      store(memory_.base + half * kWidth, base_[half], Full{});
+      store(memory_.sum + half * kWidth, sum_[half], Full{});
     }
   }
 
  private:
-  Vec finish_scores(const KeyTile& tile, int half) {
-    Vec maximum = broadcast(-kInfinity);
-    if (!scoring_.direct) return maximum_of<true>(tile, half, maximum);
-    if (tile.some_excluded) return maximum_of<false>(tile, half, maximum);
-    // As many as the latency of the maximum needs.
-    Vec parts[8];
-    for (auto& part : parts) part = maximum;
-    const float* scores = scores_ + half * kWidth;
-    for (int64_t key = 0; key < count_; key += 8) {
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) parts[i] = max(load(scores + (key + i) * kAcceleratedRows, Full{}), parts[i]);
+  static constexpr float kMostLog2 = 8;
+
+  static Vec round_up(Vec x) { return {_mm512_roundscale_ps(x.value, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}; }
+
+  // Returns their maximum. What is excluded becomes -inf.
+  Vec finish_scores(const KeyChunk& chunk, int half) {
+    float* const scores = scores_ + half * kWidth;
+    const float* const addends = memory_.addends + half * kWidth;
+    if (chunk.some_excluded) {
+      const __m512i kept = _mm512_load_si512(chunk.kept.of_row + half * kWidth);
+      const auto exclude = [&](int64_t key, Vec score) -> Vec {
+        const __mmask16 has_key = _mm512_test_epi32_mask(kept, _mm512_set1_epi32(1 << key));
+        return {_mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity), has_key, score.value)};
+      };
+      return finish_each(chunk.addends, scores, addends, exclude);
     }
-    for (const Vec& part : parts) maximum = max(part, maximum);
-    return maximum;
+    if (scoring_.direct) return max_of_column(scores, kKeyChunk, kAcceleratedRows);
+    return finish_each(chunk.addends, scores, addends, [](int64_t, Vec score) { return score; });
   }
 
-  template <bool kChanged>
-  Vec maximum_of(const KeyTile& tile, int half, Vec maximum) {
-    for (int64_t key = 0; key < count_; ++key) {
-      const int64_t i = key * kAcceleratedRows + half * kWidth;
-      Vec score = load(scores_ + i, Full{});
-      if (kChanged) score = scoring_.finish(score, tile.addends, memory_.addends + i);
-      if (!kChanged || tile.some_excluded) {
-        const auto kept = static_cast<__mmask16>(tile.kept.of_key[key] >> 16 * half);
-        score.value = _mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity), kept, score.value);
+  // Finishes scores, the last step of which is change(key, score).
+  template <class Change>
+  [[gnu::always_inline]] Vec finish_each(Addends with_addends, float* scores, const float* addends, Change&& change) {
+    // Two, since each maximum waits for the one before it.
+    Vec maxima[2] = {broadcast(-kInfinity), broadcast(-kInfinity)};
+    const auto finish_by = [&](auto&& score_of) __attribute__((always_inline)) {
+#pragma GCC unroll 32
+      for (int64_t key = 0; key < kKeyChunk; ++key) {
+        const int64_t place = key * kAcceleratedRows;
+        const Vec score = change(key, score_of(load(scores + place, Full{}), addends + place));
+        store(scores + place, score, Full{});
+        maxima[key % 2] = max(score, maxima[key % 2]);
       }
-      store(scores_ + i, score, Full{});
-      maximum = max(score, maximum);
+    };
+    if (scoring_.direct) {
+      finish_by([](Vec product, const float*) { return product; });
+    } else if (added_ && with_addends == Addends::kSome) {
+      finish_by(
+          [&](Vec product, const float* addend) { return fma(product, scoring_.scoring.scale, load(addend, Full{})); });
+    } else {
+      for (int64_t place = 0; place < kKeyChunk * kAcceleratedRows; place += kAcceleratedRows) {
+        store(scores + place, scoring_.finish(load(scores + place, Full{}), with_addends, addends + place), Full{});
+      }
+      finish_by([](Vec score, const float*) { return score; });
     }
-    return maximum;
+    return max(maxima[0], maxima[1]);
   }
 
-  const BinaryScoring& scoring_;
+  const SoftmaxScoring& scoring_;
+  const bool added_;  // whether a score is the scaled product and its term, whatever they are
   const TileMemory& memory_;
+  const Vec factor_;
   float* scores_ = nullptr;
   bfloat16* weights_ = nullptr;
   int64_t next_ = 0;
-  int64_t count_ = 0;
+  Vec base_[2];
   Vec negative_base_[2];
-  Vec correction_[2];
   Vec sum_[2];
 };
 
@@ -594,83 +562,117 @@ inline bool is_finite(float x) { return x - x == 0.0f; }
   }
 }
 
+// Adds the weighted values of a run to the next `count` blocks of 32 columns of the output, or sets them.
 template <class Between>
-inline void multiply_keys(const PackedHead& head, const KeyTile& tile, const TileMemory& memory, float* scores,
-                          Between&& between) {
-  Rows keys[kAcceleratedKeys / kKeyChunk];
-  for (int64_t chunk = 0; chunk < tile.chunks; ++chunk) keys[chunk] = head.keys_of_chunk(tile.key / kKeyChunk + chunk);
-  Products::multiply_chunks(keys, tile.chunks, memory.queries, packed(head.problem.head_dim) / kPackedDim, scores,
-                            between);
-}
-
-// Adds the weighted values of a tile to the output, or sets it.
-template <class Between>
-inline void multiply_values(const PackedHead& head, int64_t key, int64_t chunks, const bfloat16* weights, bool add,
-                            const TileMemory& memory, Between&& between) {
+inline void multiply_values(const PackedHead& head, Run& run, int64_t count, bool add, const TileMemory& memory,
+                            Between&& between) {
   const AttentionProblem& problem = head.problem;
-  const int64_t first_chunk = key / kKeyChunk;
-  for (int64_t i = 0; i < memory.value_dim; i += kPackedDim) {
-    Products::multiply(head.values + first_chunk * head.value_stride + i * kKeyChunk, kKeyChunk, head.value_stride,
-                       weights, chunks, add, memory.output + i * kAcceleratedRows, between);
+  const bfloat16* values = head.values + run.first * head.value_stride;
+  for (; count > 0; --count, ++run.blocks) {
+    const int64_t column = run.blocks * kPackedDim;
+    Products::multiply(values + column * kKeyChunk, kKeyChunk, head.value_stride, run.weights, run.chunks, add,
+                       memory.output + column * kAcceleratedRows, between);
   }
-  for (int64_t i = 0; i < chunks; ++i) {
-    if (head.values_finite[first_chunk + i] != 0) continue;
-    const int64_t first = key + i * kKeyChunk;
+  if (run.blocks * kPackedDim < memory.value_dim) return;
+  for (int64_t i = 0; i < run.chunks; ++i) {
+    if (head.values_finite[run.first + i] != 0) continue;
+    const int64_t first = (run.first + i) * kKeyChunk;
     add_infinite_elements(head.value_rows + first * problem.value.row_stride, problem.value.row_stride,
-                          smaller(kKeyChunk, problem.keys - first), problem.value_dim, weights + i * 1024,
+                          smaller(kKeyChunk, problem.keys - first), problem.value_dim, run.weights + i * 1024,
                           memory.output);
   }
 }
 
-// Attends from the rows of a tile to keys [first_key, last_key). While the products of the next tile of keys and of the
-// values of the last one run, scores become weights.
+// Multiplies a run's weights of one vector of rows by a power of 2.
+inline void scale_weights(const Run& run, int half, Vec power) {
+  for (int64_t i = 0; i < run.chunks * kKeyChunk / 2; ++i) {
+    bfloat16* pairs = run.weights + i / 16 * 1024 + half * 512 + i % 16 * 32;
+    const __m512i both = _mm512_load_si512(pairs);
+    const Vec even = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
+    const Vec odd = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(-65536)))};
+    _mm512_store_si512(pairs, pairs_of(even * power, odd * power));
+  }
+}
+
+// Attends from the rows of a tile to keys [first_key, last_key), a chunk of keys after the other. While a chunk's
+// scores become weights, the products of the next one and of a part of the last run of values are computed.
 void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int64_t last_key, bool with_sinks,
-            const TileMemory& memory) {
+            bool products_finite, const TileMemory& memory) {
   const AttentionProblem& problem = head.problem;
-  const BinaryScoring scoring(problem);
+  const SoftmaxScoring scoring(problem);
   const TileKeys tile_keys(problem, tile);
   pack_columns(RowPointers(problem.query, tile).rows, problem.head_dim, 2, memory.queries);
-  start_lanes(problem, tile, with_sinks, 1.0f, kAcceleratedRows, {memory.maximum, memory.sum});
-  const int64_t begin = larger(first_key, tile_keys.first() / kKeyChunk * kKeyChunk);
+  start_lanes(problem, tile, with_sinks, kLn2, kAcceleratedRows, {memory.base, memory.sum});
   const int64_t end = smaller(last_key, tile_keys.last());
-  const auto find = [&](int64_t key, KeyTile& next) {
-    next_key_tile(problem, tile, tile_keys, key, end, memory.addends, next);
-  };
   const int64_t steps = packed(problem.head_dim) / kPackedDim;
-  KeyTile tiles[2];
-  int64_t last_tile_key = 0;  // of the tile whose values are still to be added
-  int64_t last_chunks = 0;
+  const int64_t blocks = memory.value_dim / kPackedDim;
+  const OperandRows mask_rows(problem.mask, 1, tile);
+  const OperandRows bias_rows(problem.bias, problem.bias_dtype == DType::kFloat32 ? 4 : 2, tile);
+  const auto find = [&](int64_t index, KeyChunk& chunk) {
+    find_chunk(problem, mask_rows, bias_rows, tile, tile_keys, index, end, memory.addends, chunk);
+  };
+  const auto multiply_keys = [&](const KeyChunk& chunk, float* scores, auto&& between) {
+    const Rows keys = head.keys_of_chunk(chunk.index);
+    Products::multiply(keys.data, keys.stride, kPackedDim, memory.queries, steps, false, scores, between);
+  };
+  const auto idle = [] {};
+  KeyChunk chunks[2];
+  Run runs[2];
+  for (int i = 0; i < 2; ++i) runs[i].weights = memory.weights[i];
+  int turn = 0;     // of chunks
+  int current = 0;  // run, which gets the weights
   bool has_output = false;
-  int turn = 0;
-  find(begin, tiles[0]);
-  multiply_keys(head, tiles[0], memory, memory.scores[0], [] {});
-  Weighing weighing(scoring, memory);
-  while (tiles[turn].chunks > 0) {
-    const KeyTile& current = tiles[turn];
-    KeyTile& next = tiles[1 - turn];
-    weighing.start(current, memory.scores[turn], memory.weights[turn]);
-    find(current.key + current.chunks * kKeyChunk, next);
-    const int64_t products = next.chunks * steps + last_chunks * memory.value_dim / kPackedDim;
-    const int64_t parts = products == 0 ? 0 : ceil_div(weighing.parts(), products);
+  const auto finish_run = [&](Run& run) {
+    if (run.chunks == 0 || run.blocks == blocks) return;
+    multiply_values(head, run, blocks - run.blocks, has_output, memory, idle);
+    has_output = true;
+  };
+  Weighing weighing(scoring, products_finite, memory);
+  find(larger(first_key, tile_keys.first()) / kKeyChunk, chunks[0]);
+  if (chunks[0].exists) multiply_keys(chunks[0], memory.scores[0], idle);
+  for (; chunks[turn].exists; turn = 1 - turn) {
+    const KeyChunk& chunk = chunks[turn];
+    KeyChunk& next = chunks[1 - turn];
+    if (runs[current].chunks == kRunChunks || runs[current].first + runs[current].chunks != chunk.index) {
+      finish_run(runs[1 - current]);
+      current = 1 - current;
+      runs[current].chunks = 0;
+    }
+    Run& run = runs[current];
+    Run& complete = runs[1 - current];
+    if (run.chunks == 0) {
+      run.first = chunk.index;
+      run.blocks = 0;
+    }
+    weighing.start(chunk, memory.scores[turn], run.weights + run.chunks * 1024, [&](int half, Vec power) {
+      scale_weights(run, half, power);
+      scale_weights(complete, half, power);
+      if (!has_output && complete.blocks == 0) return;
+      for (int64_t i = half * kWidth; i < memory.value_dim * kAcceleratedRows; i += kAcceleratedRows) {
+        store(memory.output + i, power * load(memory.output + i, Full{}), Full{});
+      }
+    });
+    find(chunk.index + 1, next);
+    ++run.chunks;
+    // Of the blocks of the complete run, as many as keep pace.
+    const int64_t due = complete.chunks == 0 ? 0 : run.chunks * blocks / kRunChunks - complete.blocks;
+    const int64_t pauses = Products::kPauses * ((next.exists ? steps : 0) + due * complete.chunks);
+    const int64_t parts = pauses == 0 ? 0 : ceil_div(Weighing::kParts, pauses);
     const auto work = [&]() __attribute__((always_inline)) {
       for (int64_t part = 0; part < parts; ++part) weighing.do_part();
     };
-    multiply_keys(head, next, memory, memory.scores[1 - turn], work);
-    if (last_chunks > 0) {
-      multiply_values(head, last_tile_key, last_chunks, memory.weights[1 - turn], has_output, memory, work);
-      has_output = true;
+    if (next.exists) multiply_keys(next, memory.scores[1 - turn], work);
+    if (due > 0) {
+      multiply_values(head, complete, due, has_output, memory, work);
+      has_output |= complete.blocks == blocks;
     }
-    weighing.finish(has_output);
-    last_tile_key = current.key;
-    last_chunks = current.chunks;
-    turn = 1 - turn;
+    weighing.finish();
   }
-  if (last_chunks > 0) {
-    multiply_values(head, last_tile_key, last_chunks, memory.weights[1 - turn], has_output, memory, [] {});
-  } else {
-    clear(memory.output, memory.value_dim * kAcceleratedRows);
-  }
-  finish_lanes(1.0f, kAcceleratedRows, {memory.maximum, memory.sum});
+  weighing.store_lanes();
+  finish_run(runs[1 - current]);
+  finish_run(runs[current]);
+  if (!has_output) clear(memory.output, memory.value_dim * kAcceleratedRows);
+  finish_lanes(kLn2, kAcceleratedRows, {memory.base, memory.sum});
   transpose_rows(memory.output, kAcceleratedRows, memory.value_dim, kAcceleratedRows, memory.output_rows,
                  memory.value_dim);
 }
@@ -815,14 +817,14 @@ inline void add_weighted_values(const AttentionProblem& problem, const bfloat16*
 // Attends from the few rows of a key head to keys [first_key, last_key), which are read where they lie.
 void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t first_key, int64_t last_key,
                 bool with_sinks, const FewMemory& memory) {
-  const BinaryScoring scoring(problem);
+  const SoftmaxScoring scoring(problem);
   const TileKeys tile_keys(problem, tile);
   const int64_t rows = tile.rows();
   const int64_t steps = packed(problem.head_dim) / kPackedDim;
   const bfloat16* keys = rows_of<bfloat16>(problem.key, tile.batch, tile.key_head);
   const bfloat16* values = rows_of<bfloat16>(problem.value, tile.batch, tile.key_head);
   pack_columns(RowPointers(problem.query, tile).rows, problem.head_dim, 1, memory.queries);
-  start_lanes(problem, tile, with_sinks, scoring.factor, kFewRows, {memory.maximum, memory.sum});
+  start_lanes(problem, tile, with_sinks, scoring.unit, kFewRows, {memory.maximum, memory.sum});
   clear(memory.output, kFewRows * memory.value_dim);
   const int64_t begin = larger(first_key, tile_keys.first() / kKeyChunk * kKeyChunk);
   const int64_t end = smaller(last_key, tile_keys.last());
@@ -876,7 +878,7 @@ void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t fi
     }
     add_weighted_values(problem, values + key * problem.value.row_stride, count, rows, memory);
   }
-  finish_lanes(scoring.factor, kFewRows, {memory.maximum, memory.sum});
+  finish_lanes(scoring.unit, kFewRows, {memory.maximum, memory.sum});
 }
 
 }  // namespace
@@ -902,9 +904,15 @@ void attention_tiles(const AttentionArgs& args, float* scratch, int64_t begin, i
     const int64_t batch = index / tiles / problem.key_heads;
     const int64_t key_head = index / tiles % problem.key_heads;
     const RowTile tile = row_tile(problem, kAcceleratedRows, batch, key_head, index % tiles);
-    attend(PackedHead(args, batch, key_head), tile, split * args.split_keys, (split + 1) * args.split_keys,
-           args.splits == 1, memory);
-    store_results<bfloat16>(args, tile, split, memory.output_rows, memory.value_dim, memory.maximum, memory.sum);
+    const auto attend_to_split = [&](bool products_finite) {
+      attend(PackedHead(args, batch, key_head), tile, split * args.split_keys, (split + 1) * args.split_keys,
+             args.splits == 1, products_finite, memory);
+    };
+    attend_to_split(true);
+    if (problem.bias.data != nullptr && !all_finite({memory.sum, kAcceleratedRows}, 1, kAcceleratedRows)) {
+      attend_to_split(false);
+    }
+    store_results<bfloat16>(args, tile, split, memory.output_rows, memory.value_dim, memory.base, memory.sum);
   }
 }
 

@@ -162,7 +162,7 @@ inline void load_grad_keys(const AttentionProblem& problem, int64_t batch, int64
 }
 
 // Probabilities and gradients of scores of one vector of rows, from their products.
-inline void differentiate_lanes(const BinaryScoring& scoring, Addends addends, const LaneKeys* lane_keys, int64_t row,
+inline void differentiate_lanes(const SoftmaxScoring& scoring, Addends addends, const LaneKeys* lane_keys, int64_t row,
                                 int64_t keys, const GradRows& rows, GradTile& tile) {
   const Vec lse = load(rows.lse + row, Full{});
   const Vec delta = load(rows.delta + row, Full{});
@@ -252,7 +252,7 @@ bool differentiate_scores(const AttentionProblem& problem, const RowTile& row_ti
   LaneKeys lane_keys;
   const bool partial = !tile_keys.all_have(key, key + chunks * kKeyChunk);
   if (partial) fill_lane_keys(problem, row_tile, key, kGradRows, lane_keys);
-  const BinaryScoring scoring(problem);
+  const SoftmaxScoring scoring(problem);
   for (int64_t subtile = 0; subtile * kLanes < row_tile.rows(); ++subtile) {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t result = (subtile * kGradKeys + chunk * kKeyChunk) * kLanes;

@@ -10,12 +10,6 @@ namespace {
 // The compiler does not know what memory the tiles are loaded from.
 inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
 
-// Rows of a left operand.
-struct Rows {
-  const bfloat16* data;
-  int64_t stride;
-};
-
 // Products by tiles.
 struct Products {
   class Session {
@@ -26,14 +20,8 @@ struct Products {
     Session& operator=(const Session&) = delete;
   };
 
-  template <class Between>
-  [[gnu::always_inline]] static void multiply_chunks(const Rows* chunks, int64_t count, const bfloat16* right,
-                                                     int64_t steps, float* result, Between&& between) {
-    for (int64_t chunk = 0; chunk < count; ++chunk) {
-      multiply(chunks[chunk].data, chunks[chunk].stride, kDepth, right, steps, false, result + chunk * 32 * 32,
-               between);
-    }
-  }
+  // Calls of a function between the products of a step.
+  static constexpr int64_t kPauses = 2;
 
   static void multiply(const bfloat16* left, int64_t row_stride, int64_t step_stride, const bfloat16* right,
                        int64_t steps, bool add, float* result) {
@@ -60,11 +48,12 @@ struct Products {
       const bfloat16* columns = right + step * 2 * kTileSize;
       _tile_loadd(6, columns, 64);
       _tile_loadd(4, rows, 2 * row_stride);
-      _tile_loadd(7, columns + kTileSize, 64);
-      _tile_loadd(5, rows + 16 * row_stride, 2 * row_stride);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, rows + 16 * row_stride, 2 * row_stride);
       _tile_dpbf16ps(2, 5, 6);
+      between();
+      _tile_loadd(7, columns + kTileSize, 64);
+      _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
       between();
     }

@@ -7,28 +7,17 @@
 namespace rudnn::avx512_bf16 {
 namespace {
 
-// Rows of a left operand.
-struct Rows {
-  const bfloat16* data;
-  int64_t stride;
-};
-
 // Products by vectors of pairs, summed in registers.
 struct Products {
   struct Session {};
 
-  template <class Between>
-  static void multiply_chunks(const Rows* chunks, int64_t count, const bfloat16* right, int64_t steps, float* result,
-                              Between&&) {
-    for (int64_t chunk = 0; chunk < count; ++chunk) {
-      multiply_columns<2>(chunks[chunk].data, chunks[chunk].stride, 32, right, steps, false, result + chunk * 32 * 32);
-    }
-  }
+  // Vectors leave no time for a function between products.
+  static constexpr int64_t kPauses = 0;
+
   static void multiply(const bfloat16* left, int64_t row_stride, int64_t step_stride, const bfloat16* right,
                        int64_t steps, bool add, float* result) {
     multiply_columns<2>(left, row_stride, step_stride, right, steps, add, result);
   }
-  // Vectors leave no time between products.
   template <class Between>
   static void multiply(const bfloat16* left, int64_t row_stride, int64_t step_stride, const bfloat16* right,
                        int64_t steps, bool add, float* result, Between&&) {

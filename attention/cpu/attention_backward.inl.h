@@ -62,17 +62,12 @@ struct RowMemory {
   int64_t size;
 };
 
+// Returns whether all elements are finite.
 template <class T>
 inline bool load_rows(const HeadRows& source, const RowTile& tile, int64_t head_dim, int64_t dim, int64_t width,
                       float* rows, float* transposed) {
-  bool finite = true;
-  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
-    finite &= widen_rows(rows_of<T>(source, tile.batch, head) + query * source.row_stride, 0, 1, head_dim,
-                         rows + row * dim, dim);
-  });
-  clear(rows + tile.rows() * dim, (width - tile.rows()) * dim);
-  transpose_rows(rows, dim, width, dim, transposed, width);
-  return finite;
+  load_columns<T>(source, tile, head_dim, dim, width, rows, transposed);
+  return all_finite({rows, dim}, tile.rows(), dim);
 }
 
 template <class T>
@@ -93,8 +88,9 @@ void load_row_memory(const AttentionBackwardArgs& args, const RowTile& tile, con
 template <class T>
 void load_keys(const AttentionProblem& problem, int64_t batch, int64_t key_head, int64_t key, int64_t count,
                PairMemory& pair) {
-  pair.keys_finite = widen_rows(rows_of<T>(problem.key, batch, key_head) + key * problem.key.row_stride,
-                                problem.key.row_stride, count, problem.head_dim, pair.keys, pair.dim);
+  widen_rows(rows_of<T>(problem.key, batch, key_head) + key * problem.key.row_stride, problem.key.row_stride, count,
+             problem.head_dim, pair.keys, pair.dim);
+  pair.keys_finite = all_finite({pair.keys, pair.dim}, count, pair.dim);
   widen_rows(rows_of<T>(problem.value, batch, key_head) + key * problem.value.row_stride, problem.value.row_stride,
              count, problem.value_dim, pair.values, pair.value_dim);
 }
@@ -123,15 +119,9 @@ inline void differentiate_softmax(const Scoring& scoring, Addends addends, const
     for (int64_t key = 0; key < count; ++key) {
       const int64_t i = key * width + lane;
       const Vec product = load(pair.probabilities + i, Full{});
-      Vec score;
-      if (scoring.capped) {
-        const Vec ratio = scoring.cap_ratio(product);
-        store(pair.slopes + i, scoring.slope(ratio), Full{});
-        score = scoring.softcap * ratio;
-      } else {
-        score = product * scoring.scale;
-      }
-      if (addends == Addends::kSome) score = add_to_score(score, load(pair.addends + i, Full{}));
+      if (scoring.capped) store(pair.slopes + i, scoring.slope(scoring.cap_ratio(product)), Full{});
+      Vec score =
+          addends == Addends::kSome ? scoring.score(product, load(pair.addends + i, Full{})) : scoring.score(product);
       if (lane_keys != nullptr) score = keep_in_range(score, key, first, last);
       const auto unless_excluded = [&](Vec x) { return where_less(score, broadcast(kLowest), broadcast(0.0f), x); };
       const Vec probability = exp_of_difference(score, lse);

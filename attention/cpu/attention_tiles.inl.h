@@ -18,6 +18,9 @@ inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kLowest = -3.402823466e+38f;
 inline constexpr float kLeastNormal = 1.17549435e-38f;
 
+// Rows of a product that are computed together. Rows of results and of left operands are there up to a multiple of it.
+inline constexpr int kProductRows = kWidth == 16 ? 8 : 4;
+
 // Hands out parts of the scratch memory, or without any counts them.
 class Scratch {
  public:
@@ -121,26 +124,63 @@ inline void fill_lane_keys(const AttentionProblem& problem, const RowTile& tile,
   });
 }
 
-inline int64_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
-
 // Where the rows of a head begin.
 template <class T>
 inline const T* rows_of(const HeadRows& rows, int64_t batch, int64_t head) {
   return static_cast<const T*>(rows.data) + batch * rows.batch_stride + head * rows.head_stride;
 }
 
-// `count` rows, widened, with 0 up to a multiple of the vector width. Returns whether all elements are finite.
+// `count` rows, widened, with 0 up to a multiple of the vector width.
 template <class T>
-inline bool widen_rows(const T* rows, int64_t row_stride, int64_t count, int64_t dim, float* widened, int64_t stride) {
-  Vec products = broadcast(0.0f);
+inline void widen_rows(const T* rows, int64_t row_stride, int64_t count, int64_t dim, float* widened, int64_t stride) {
   for (int64_t row = 0; row < count; ++row) {
     for_each_vector(dim, [&](int64_t i, auto lanes) {
-      const Vec x = load(rows + row * row_stride + i, lanes);
-      products = fma(x, broadcast(0.0f), products);
-      store(widened + row * stride + i, x, Full{});
+      store(widened + row * stride + i, load(rows + row * row_stride + i, lanes), Full{});
     });
   }
-  return reduce_add(products) == 0.0f;
+}
+
+// Rows of whole vectors.
+struct FloatRows {
+  const float* data;
+  int64_t stride;
+};
+
+// Whether all elements are finite.
+inline bool all_finite(FloatRows rows, int64_t count, int64_t dim) {
+  // As many as the latency of a sum needs.
+  constexpr int kSums = 4;
+  Vec sums[kSums];
+  for (auto& sum : sums) sum = broadcast(0.0f);
+  const auto add = [&](const float* vector, Vec& sum) { sum = fma(load(vector, Full{}), broadcast(0.0f), sum); };
+  for (int64_t row = 0; row < count; ++row) {
+    const float* data = rows.data + row * rows.stride;
+    int64_t i = 0;
+    for (; i + kSums * kWidth <= dim; i += kSums * kWidth) {
+#pragma GCC unroll 4
+      for (int k = 0; k < kSums; ++k) add(data + i + k * kWidth, sums[k]);
+    }
+    for (; i < dim; i += kWidth) add(data + i, sums[0]);
+  }
+  return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3])) == 0.0f;
+}
+
+// The rows, if they are in float32 already, else null.
+inline const float* if_floats(const float* rows) { return rows; }
+template <class T>
+inline const float* if_floats(const T*) {
+  return nullptr;
+}
+
+// Rows of keys or values in float32, as many as a product reads: where they lie, or a copy. Rows that lie far apart
+// fall into few sets of the cache and are copied too.
+template <class T>
+inline FloatRows float_rows(const T* rows, int64_t row_stride, int64_t count, int64_t dim, float* copy,
+                            int64_t copy_stride) {
+  const float* floats = if_floats(rows);
+  if (floats != nullptr && row_stride == dim && dim % kWidth == 0 && count % kProductRows == 0) return {floats, dim};
+  widen_rows(rows, row_stride, count, dim, copy, copy_stride);
+  return {copy, copy_stride};
 }
 
 // transposed[column][row] of the rows of a matrix with whole vectors; rows up to a multiple of the vector width must be
@@ -159,6 +199,17 @@ inline void transpose_rows(const float* rows, int64_t stride, int64_t row_count,
 
 inline void clear(float* data, int64_t count) {
   for (int64_t i = 0; i < count; i += kWidth) store(data + i, broadcast(0.0f), Full{});
+}
+
+// Rows of a tile, widened, and as columns, with 0 in lanes without a row.
+template <class T>
+inline void load_columns(const HeadRows& source, const RowTile& tile, int64_t head_dim, int64_t dim, int64_t width,
+                         float* rows, float* transposed) {
+  for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
+    widen_rows(rows_of<T>(source, tile.batch, head) + query * source.row_stride, 0, 1, head_dim, rows + row * dim, dim);
+  });
+  clear(rows + tile.rows() * dim, (width - tile.rows()) * dim);
+  transpose_rows(rows, dim, width, dim, transposed, width);
 }
 
 // What mask and bias add to the scores of a tile: -inf for what they exclude.
@@ -269,6 +320,43 @@ inline Vec tanh(Vec x) {
   return where_less(x, broadcast(0.0f), -magnitude, magnitude);
 }
 
+// What is excluded becomes -inf, whatever it was.
+inline Vec add_to_score(Vec score, Vec addend) {
+  return where_less(addend, broadcast(kLowest), broadcast(-kInfinity), score + addend);
+}
+
+// The largest of `count` rows of a matrix, for one vector of columns; -inf for none, NaN left out.
+inline Vec max_of_column(const float* column, int64_t count, int64_t stride) {
+  // As many as the latency of a maximum needs.
+  constexpr int kParts = 8;
+  Vec parts[kParts];
+  for (auto& part : parts) part = broadcast(-kInfinity);
+  int64_t row = 0;
+  for (; row + kParts <= count; row += kParts) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kParts; ++i) parts[i] = max(load(column + (row + i) * stride, Full{}), parts[i]);
+  }
+  for (; row < count; ++row) parts[0] = max(load(column + row * stride, Full{}), parts[0]);
+  for (int i = 1; i < kParts; ++i) parts[0] = max(parts[i], parts[0]);
+  return parts[0];
+}
+
+// 2^(x factor) where that is at most 1, with a relative error of 1.2e-7 of a factor without one; 0 below 2^-100, so
+// that no product is denormal; NaN for NaN.
+inline Vec exp2_of_product(Vec x, Vec factor) {
+  // Adding 1.5 * 2^23 rounds to an integer.
+  const Vec n = fma(x, factor, broadcast(12582912.0f)) - broadcast(12582912.0f);
+  const Vec r = fma(x, factor, -n);
+  Vec series = broadcast(1.53533620e-4f);
+  series = fma(series, r, broadcast(1.33988750e-3f));
+  series = fma(series, r, broadcast(9.61843692e-3f));
+  series = fma(series, r, broadcast(5.55033237e-2f));
+  series = fma(series, r, broadcast(0.240226477f));
+  series = fma(series, r, broadcast(0.693147182f));
+  series = fma(series, r, broadcast(1.0f));
+  return where_less(n, broadcast(-100.0f), broadcast(0.0f), times_power_of_two(series, n));
+}
+
 // How products of queries and keys become scores.
 struct Scoring {
   explicit Scoring(const AttentionProblem& problem)
@@ -276,6 +364,10 @@ struct Scoring {
 
   // Before the addends.
   Vec score(Vec product) const { return capped ? softcap * cap_ratio(product) : product * scale; }
+  Vec score(Vec product, Vec addend) const {
+    if (capped) return add_to_score(score(product), addend);
+    return where_less(addend, broadcast(kLowest), broadcast(-kInfinity), fma(product, scale, addend));
+  }
   // Of what the cap is to be multiplied by.
   Vec cap_ratio(Vec product) const { return tanh(divide(product * scale, softcap)); }
   // The derivative of the cap.
@@ -286,9 +378,51 @@ struct Scoring {
   bool capped;
 };
 
-// What is excluded becomes -inf, whatever it was.
-inline Vec add_to_score(Vec score, Vec addend) {
-  return where_less(addend, broadcast(kLowest), broadcast(-kInfinity), score + addend);
+inline constexpr float kLog2E = 1.44269504f;
+inline constexpr float kLn2 = 0.693147181f;
+
+// The same for a softmax, which takes products as they are where only their scale is missing.
+struct SoftmaxScoring {
+  explicit SoftmaxScoring(const AttentionProblem& problem)
+      : scoring(problem),
+        direct(!scoring.capped && problem.bias.data == nullptr && problem.scale > 0),
+        unit(direct ? problem.scale : 1.0f),
+        factor(unit * kLog2E) {}
+
+  Vec finish(Vec product, Addends addends, const float* addend) const {
+    if (addends == Addends::kNone) return direct ? product : scoring.score(product);
+    const Vec term = load(addend, Full{});
+    return direct ? add_to_score(product, term) : scoring.score(product, term);
+  }
+
+  Scoring scoring;
+  bool direct;
+  float unit;    // the score that a finished one of 1 stands for
+  float factor;  // the same in units of log 2
+};
+
+// Running maxima and sums of `kWidth` rows.
+struct SoftmaxLanes {
+  float* maximum;  // of finished scores
+  float* sum;
+};
+
+// `unit` is the score that a maximum of 1 stands for.
+inline void start_lanes(const AttentionProblem& problem, const RowTile& tile, bool with_sinks, float unit,
+                        int64_t width, SoftmaxLanes lanes) {
+  for (int64_t lane = 0; lane < width; ++lane) {
+    lanes.maximum[lane] = -kInfinity;
+    lanes.sum[lane] = 0;
+  }
+  if (!with_sinks || problem.sinks == nullptr) return;
+  for_each_row(tile, [&](int64_t row, int64_t head, int64_t) {
+    lanes.maximum[row] = problem.sinks[head] / unit;
+    lanes.sum[row] = problem.sinks[head] < kLowest ? 0.0f : 1.0f;
+  });
+}
+
+inline void finish_lanes(float unit, int64_t width, SoftmaxLanes lanes) {
+  for (int64_t lane = 0; lane < width; ++lane) lanes.maximum[lane] *= unit;
 }
 
 inline Vec keep_in_range(Vec score, int64_t key, Vec first, Vec last) {
@@ -297,13 +431,9 @@ inline Vec keep_in_range(Vec score, int64_t key, Vec first, Vec last) {
   return where_less(position, first, excluded, where_less(position, last, score, excluded));
 }
 
-// Rows and vectors of columns of a product that are summed in registers. Rows of results and of left operands are there
-// up to a multiple of the former.
-inline constexpr int kProductRows = kWidth == 16 ? 8 : 4;
-inline constexpr int kProductVectors = 2;
 // Terms that are summed in a register, before they are added to the result: few, so that the error stays small, and
 // fewer in generic code, whose products are rounded before they are added.
-inline constexpr int64_t kProductTerms = kWidth == 4 ? 16 : 32;
+inline constexpr int64_t kProductTerms = kWidth == 4 ? 16 : kWidth == 8 ? 32 : 64;
 
 // Element (row, k) of a left operand is data[row * stride + k], or data[k * stride + row] if it is transposed.
 template <bool kTransposed>
@@ -316,31 +446,42 @@ struct Left {
   }
 };
 
-template <int kVectors, bool kTransposed>
+// Sums kRows rows and kVectors vectors of columns in registers.
+template <int kRows, int kVectors, bool kTransposed>
 [[gnu::always_inline]] inline void multiply_block(Left<kTransposed> left, const float* right, int64_t right_stride,
                                                   int64_t terms, bool add, float* result, int64_t result_stride) {
-  Vec sums[kProductRows][kVectors];
+  Vec sums[kRows][kVectors];
   for (auto& row : sums) {
     for (auto& sum : row) sum = broadcast(0.0f);
   }
   for (int64_t k = 0; k < terms; ++k) {
     Vec columns[kVectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) columns[v] = load(right + k * right_stride + v * kWidth, Full{});
 #pragma GCC unroll 8
-    for (int row = 0; row < kProductRows; ++row) {
+    for (int row = 0; row < kRows; ++row) {
       const Vec factor = broadcast(*left.at(row, k));
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[row][v] = fma(factor, columns[v], sums[row][v]);
     }
   }
 #pragma GCC unroll 8
-  for (int row = 0; row < kProductRows; ++row) {
-#pragma GCC unroll 2
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       float* total = result + row * result_stride + v * kWidth;
       store(total, add ? load(total, Full{}) + sums[row][v] : sums[row][v], Full{});
     }
+  }
+}
+
+// kVectors vectors of columns. Not inline, since the innermost loop needs all registers.
+template <int kRows, int kVectors, bool kTransposed>
+[[gnu::noinline]] void multiply_columns(Left<kTransposed> left, int64_t rows, const float* right, int64_t right_stride,
+                                        int64_t terms, bool add, float* result, int64_t result_stride) {
+  for (int64_t row = 0; row < rows; row += kRows) {
+    multiply_block<kRows, kVectors>(Left<kTransposed>{left.at(row, 0), left.stride}, right, right_stride, terms, add,
+                                    result + row * result_stride, result_stride);
   }
 }
 
@@ -351,20 +492,22 @@ inline void multiply(Left<kTransposed> left, int64_t rows, const float* right, i
                      int64_t terms, bool add, float* result, int64_t result_stride) {
   for (int64_t begin = 0; begin < terms; begin += kProductTerms) {
     const int64_t count = smaller(kProductTerms, terms - begin);
-    const float* panel = right + begin * right_stride;
-    for (int64_t column = 0; column < columns; column += kProductVectors * kWidth) {
-      const bool whole = column + kProductVectors * kWidth <= columns;
-      for (int64_t row = 0; row < rows; row += kProductRows) {
-        const Left<kTransposed> block = {left.at(row, begin), left.stride};
-        float* totals = result + row * result_stride + column;
-        const bool more = add || begin > 0;
-        if (whole) {
-          multiply_block<kProductVectors>(block, panel + column, right_stride, count, more, totals, result_stride);
-        } else {
-          multiply_block<1>(block, panel + column, right_stride, count, more, totals, result_stride);
-        }
+    const Left<kTransposed> panel = {left.at(0, begin), left.stride};
+    const auto multiply_some = [&](auto multiply_these, int64_t column) {
+      multiply_these(panel, rows, right + begin * right_stride + column, right_stride, count, add || begin > 0,
+                     result + column, result_stride);
+    };
+    int64_t column = 0;
+    // A wide block loads less for each product, a high one has more sums under way where columns are few.
+    if constexpr (kWidth == 16) {
+      for (; column + 4 * kWidth <= columns; column += 4 * kWidth) {
+        multiply_some(multiply_columns<4, 4, kTransposed>, column);
       }
     }
+    for (; column + 2 * kWidth <= columns; column += 2 * kWidth) {
+      multiply_some(multiply_columns<kProductRows, 2, kTransposed>, column);
+    }
+    if (column < columns) multiply_some(multiply_columns<kProductRows, 1, kTransposed>, column);
   }
 }
 
