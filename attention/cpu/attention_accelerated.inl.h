@@ -315,13 +315,20 @@ inline bool any_left(const OperandRows& bias, int64_t key, int64_t count) {
   return false;
 }
 
+// Rows of a bias are too far apart for the hardware to foresee their next chunks.
+inline constexpr int64_t kBiasAhead = 4 * kKeyChunk;
+
 // A chunk's terms of the bias as columns, [kKeyChunk, lanes]; 0 from `count` on.
 template <class T>
 inline void transpose_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
     for_each_vector(count, [&](int64_t i, auto lanes) {
       Vec block[kWidth];
-      for (int row = 0; row < kWidth; ++row) block[row] = load(bias.at<T>(first_row + row, key) + i, lanes);
+      for (int row = 0; row < kWidth; ++row) {
+        const T* source = bias.at<T>(first_row + row, key) + i;
+        __builtin_prefetch(source + kBiasAhead, 0, 2);
+        block[row] = load(source, lanes);
+      }
       transpose(block);
       for (int k = 0; k < kWidth; ++k) store(terms + (i + k) * kAcceleratedRows + first_row, block[k], Full{});
     });
@@ -333,7 +340,11 @@ template <>
 inline void transpose_bias<bfloat16>(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
     __m512i pairs[16];
-    for (int row = 0; row < 16; ++row) pairs[row] = load_row(bias.at<bfloat16>(first_row + row, key), 0, count);
+    for (int row = 0; row < 16; ++row) {
+      const bfloat16* source = bias.at<bfloat16>(first_row + row, key);
+      __builtin_prefetch(source + kBiasAhead, 0, 2);
+      pairs[row] = load_row(source, 0, count);
+    }
     transpose(pairs);
     for (int k = 0; k < 16; ++k) {
       float* even = terms + 2 * k * kAcceleratedRows + first_row;

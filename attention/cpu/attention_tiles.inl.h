@@ -226,6 +226,11 @@ inline const T* operand_row(const ScoreOperand& operand, int64_t batch, int64_t 
 inline Vec fill_addend_row(const AttentionProblem& problem, int64_t batch, int64_t head, int64_t query, int64_t key,
                            int64_t count, float* row) {
   const ScoreOperand& bias = problem.bias;
+  const ScoreOperand& mask = problem.mask;
+  Vec left = broadcast(0.0f);
+  const auto see_left = [&](Vec addends) {
+    left = max(where_less(addends, broadcast(kLowest), broadcast(0.0f), broadcast(1.0f)), left);
+  };
   if (bias.data == nullptr) {
     for (int64_t i = 0; i < count; ++i) row[i] = 0;
   } else {
@@ -233,13 +238,19 @@ inline Vec fill_addend_row(const AttentionProblem& problem, int64_t batch, int64
       using T = typename decltype(element)::type;
       const T* source = operand_row<T>(bias, batch, head, query, key);
       if (bias.key_stride == 1) {
-        for_each_vector(count, [&](int64_t i, auto lanes) { store(row + i, load(source + i, lanes), lanes); });
+        for_each_vector(count, [&](int64_t i, auto lanes) {
+          // The row's part in the next tile: rows are too far apart for the hardware to foresee it.
+          __builtin_prefetch(source + count + i, 0, 2);
+          const Vec addends = keep(load(source + i, lanes), lanes, broadcast(-kInfinity));
+          store(row + i, addends, Full{});
+          see_left(addends);
+        });
       } else {
         for (int64_t i = 0; i < count; ++i) store(row + i, load(source + i * bias.key_stride, Partial{1}), Partial{1});
       }
     });
+    if (mask.data == nullptr && bias.key_stride == 1) return left;
   }
-  const ScoreOperand& mask = problem.mask;
   if (mask.data != nullptr) {
     const auto* source = operand_row<uint8_t>(mask, batch, head, query, key);
     if (mask.key_stride == 1) {
@@ -249,10 +260,8 @@ inline Vec fill_addend_row(const AttentionProblem& problem, int64_t batch, int64
     }
   }
   for (int64_t i = count; i % kWidth != 0; ++i) row[i] = -kInfinity;
-  Vec left = broadcast(0.0f);
-  for (int64_t i = 0; i < count; i += kWidth) {
-    left = max(where_less(load(row + i, Full{}), broadcast(kLowest), broadcast(0.0f), broadcast(1.0f)), left);
-  }
+  left = broadcast(0.0f);
+  for (int64_t i = 0; i < count; i += kWidth) see_left(load(row + i, Full{}));
   return left;
 }
 
