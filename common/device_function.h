@@ -31,4 +31,7 @@ RUDNN_DEVICE float natural_logarithm(float x) { return logf(x); }
 RUDNN_DEVICE float hyperbolic_tangent(float x) { return tanhf(x); }
 #endif
 
+// Metal's own function may assume that everything is.
+RUDNN_DEVICE bool is_finite(float x) { return x - x == 0.0f; }
+
 }  // namespace rudnn

@@ -147,8 +147,8 @@ void merge_row(const AttentionArgs& args, int64_t index, float* sums) {
   clear(sums, round_up(dim, kWidth));
   for (int64_t split = 0; split < args.splits; ++split) {
     const int64_t part = split * rows + index;
+    if (args.split_sum[part] == 0.0f) continue;
     const float weight = first_lane(exp(broadcast(args.split_maximum[part] - base)));
-    if (weight == 0.0f) continue;
     sum += weight * args.split_sum[part];
     for_each_vector(dim, [&](int64_t i, auto lanes) {
       store(sums + i, fma(broadcast(weight), load(args.split_output + part * dim + i, lanes), load(sums + i, lanes)),

@@ -27,7 +27,7 @@ void launch_attention(const AttentionCall& call) {
     args.output = cuda::output_data("output", call.output);
     args.lse = static_cast<float*>(cuda::output_data("lse", call.lse));
     const DType dtype = dtype_of(*inputs.query);
-    const int64_t head_rows = args.heads / args.key_heads * args.window.queries;
+    const int64_t head_rows = args.group() * args.window.queries;
     visit_machine(call.options.accelerated, dtype, args.value_dim, args.head_dim, head_rows, [&](auto tag) {
       using Machine = typename decltype(tag)::type;
       split_keys(Forward<Machine>::tiles(args), args);

@@ -42,7 +42,7 @@ class Forward : public QueryRole<Machine> {
   }
   // Splits of tiles, a tile's one after the other; the last tiles, which with causality have the most keys, come first.
   static __host__ __device__ int64_t tiles(const AttentionArgs& args) {
-    return RowTiling<Machine::kRows>(args.heads / args.key_heads, args.window.queries).tiles * args.splits;
+    return RowTiling<Machine::kRows>(args.group(), args.window.queries).tiles * args.splits;
   }
 
   template <int>
@@ -131,7 +131,7 @@ class Forward : public QueryRole<Machine> {
   SoftmaxSum softmax_[Machine::kThreadRows];
 };
 
-// A warp adds up the splits of a row in their order.
+// A warp adds up the splits of a row in their order, but for those without keys.
 template <class T>
 __global__ void __launch_bounds__(kWarpSize) merge_splits(AttentionArgs args) {
   const int64_t row = blockIdx.x, rows = args.rows(), width = args.value_dim;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kWarpSize) merge_splits(AttentionArgs args) {
   for (int64_t split = 0; split < args.splits; ++split) {
     const int64_t part = split * rows + row;
     const float weight = exponential(args.split_maximum[part] - base);
-    if (weight != 0.0f) softmax.sum += weight * args.split_sum[part];
+    if (args.split_sum[part] != 0.0f) softmax.sum += weight * args.split_sum[part];
   }
   if (warp_lane() == 0) args.lse[row] = lse_of(softmax);
   const float factor = factor_of(softmax);
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kWarpSize) merge_splits(AttentionArgs args) {
     for (int64_t split = 0; split < args.splits; ++split) {
       const int64_t part = split * rows + row;
       const float weight = exponential(args.split_maximum[part] - base);
-      if (weight != 0.0f) sum = fmaf(weight, args.split_output[part * width + column], sum);
+      if (args.split_sum[part] != 0.0f) sum = fmaf(weight, args.split_output[part * width + column], sum);
     }
     static_cast<T*>(args.output)[row * width + column] = from_float<T>(sum * factor);
   }

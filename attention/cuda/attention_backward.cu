@@ -7,19 +7,11 @@
 namespace rudnn {
 namespace {
 
-constexpr int kZeroThreads = 256;
-
-// Gradients of what nothing was computed from.
-__global__ void __launch_bounds__(kZeroThreads) zero_bytes(unsigned char* bytes, int64_t count) {
-  const int64_t i = int64_t{blockIdx.x} * kZeroThreads + threadIdx.x;
-  if (i < count) bytes[i] = 0;
-}
-
-void launch_zero(const char* name, const Tensor* tensor, Stream stream) {
-  if (tensor == nullptr || tensor->numel() == 0) return;
-  const int64_t count = tensor->numel() * static_cast<int64_t>(tensor->element_size());
-  launch(zero_bytes, grid_of(ceil_divide(count, kZeroThreads), kZeroThreads, 0, stream),
-         static_cast<unsigned char*>(cuda::output_data(name, tensor)), count);
+// The gradient of what nothing was computed from.
+void zero(const Tensor* gradient) {
+  if (gradient == nullptr) return;
+  Tensor zeros = *gradient;
+  torch::stable::zero_(zeros);
 }
 
 void launch_bias_gradient(const AttentionArgs& args, DType dtype, Stream stream) {
@@ -36,22 +28,18 @@ void launch_bias_gradient(const AttentionArgs& args, DType dtype, Stream stream)
 
 void launch_attention_backward(const AttentionBackwardCall& call) {
   const AttentionInputs& inputs = call.inputs;
+  if (call.lse->numel() == 0 || inputs.key->size(2) == 0) {
+    for (const Tensor* gradient : {call.grad_query, call.grad_key, call.grad_value, call.grad_bias, call.grad_sinks})
+      zero(gradient);
+    return;
+  }
   cuda::run_on_device(*inputs.query, [&](Stream stream) {
-    if (call.lse->numel() == 0 || inputs.key->size(2) == 0) {
-      launch_zero("grad_query", call.grad_query, stream);
-      launch_zero("grad_key", call.grad_key, stream);
-      launch_zero("grad_value", call.grad_value, stream);
-      launch_zero("grad_bias", call.grad_bias, stream);
-      launch_zero("grad_sinks", call.grad_sinks, stream);
-      return;
-    }
     const Tensor delta = new_empty_like(*call.lse);
     AttentionArgs args = common_args(inputs, call.options);
     args.vectors = args.vectors && has_whole_vectors(*call.grad) && has_whole_vectors(*call.output);
     args.grad = head_rows_data("grad", *call.grad);
     args.forward_output = head_rows_data("output", *call.output);
-    // Read only, though the forward writes it.
-    args.lse = static_cast<float*>(const_cast<void*>(cuda::input_data("lse", call.lse)));
+    args.known_lse = static_cast<const float*>(cuda::input_data("lse", call.lse));
     args.delta = static_cast<float*>(cuda::scratch_data("delta", &delta));
     args.grad_query = cuda::output_data("grad_query", call.grad_query);
     args.grad_key = cuda::output_data("grad_key", call.grad_key);

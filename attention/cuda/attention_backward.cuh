@@ -14,7 +14,7 @@ struct RowSums {
 
 __device__ __forceinline__ RowSums row_sums(const AttentionArgs& args, const QueryRow& row) {
   if (!row.exists) return {0.0f, 0.0f};
-  return {args.lse[row.index], args.delta[row.index]};
+  return {args.known_lse[row.index], args.delta[row.index]};
 }
 
 // The gradient of a score with its addends, given that of its probability less delta. What is excluded has none,
@@ -39,7 +39,7 @@ class GradQuery : public QueryRole<Machine> {
     return (args.head_dim + Machine::kColumns - 1) / Machine::kColumns;
   }
   static __host__ __device__ int64_t tiles(const AttentionArgs& args) {
-    return RowTiling<Machine::kRows>(args.heads / args.key_heads, args.window.queries).tiles;
+    return RowTiling<Machine::kRows>(args.group(), args.window.queries).tiles;
   }
 
   template <int kProduct>
@@ -306,7 +306,6 @@ class GradBias {
   using T = typename Machine::Element;
 
  public:
-  static constexpr int kProducts = 2;
   static __host__ __device__ int64_t tiles(const AttentionArgs& args) {
     const auto& shape = args.bias_shape;
     return shape[0] * shape[1] * ((shape[2] + kStreamed - 1) / kStreamed) * ((shape[3] + kStreamed - 1) / kStreamed);
@@ -443,7 +442,7 @@ __global__ void __launch_bounds__(kThreads) grad_sinks_kernel(AttentionArgs args
   if (sink != -INFINITY)
     for (int64_t i = threadIdx.x; i < args.batch * queries; i += kThreads) {
       const int64_t row = (i / queries * args.heads + head) * queries + i % queries;
-      sum = added(sum, -exponential_of_difference(sink, args.lse[row]) * args.delta[row]);
+      sum = added(sum, -exponential_of_difference(sink, args.known_lse[row]) * args.delta[row]);
     }
   values[threadIdx.x] = sum.value;
   lost[threadIdx.x] = sum.lost;

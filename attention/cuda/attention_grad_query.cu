@@ -5,7 +5,7 @@
 namespace rudnn {
 
 void launch_grad_query(const AttentionArgs& args, DType dtype, bool accelerated, Stream stream) {
-  const int64_t rows = args.heads / args.key_heads * args.window.queries;
+  const int64_t rows = args.group() * args.window.queries;
   visit_machine(accelerated, dtype, args.head_dim, args.head_dim + args.value_dim, rows, [&](auto tag) {
     launch_role<GradQuery, typename decltype(tag)::type>(args, args.head_dim, args.value_dim, stream);
   });

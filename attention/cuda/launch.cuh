@@ -59,6 +59,9 @@ struct MachineTag {
 template <class Visit>
 void visit_machine(bool accelerated, DType dtype, int64_t result_columns, int64_t depth, int64_t rows, Visit&& visit) {
   constexpr int64_t kFewRows = 16, kMostDepth = 512;
+  // Of two products whose depths are chunks and a bit.
+  constexpr size_t kMostBytes = ((kMostDepth / kChunk + 1) * 64 + 3 * kStreamed) * kChunk * 2;
+  static_assert(kMostBytes <= 99 * 1024, "a block may have so much shared memory from capability 8.6 on");
   visit_dtype(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto visit_columns = [&](auto columns) {
@@ -78,7 +81,7 @@ void visit_machine(bool accelerated, DType dtype, int64_t result_columns, int64_
 }
 
 inline LaunchConfig grid_of(int64_t blocks, int threads, size_t shared_bytes, Stream stream) {
-  return {dim3(static_cast<unsigned>(blocks)), dim3(threads), shared_bytes, stream};
+  return {blocks_of(blocks), dim3(threads), shared_bytes, stream};
 }
 
 // Launches a role, whose stationary rows have so many columns for each of its products.

@@ -61,7 +61,8 @@ struct AttentionArgs {
   // Of the backward.
   HeadRows grad;
   HeadRows forward_output;
-  float* delta;  // [B, Hq, Sq], the sum of grad * output
+  const float* known_lse;  // [B, Hq, Sq]
+  float* delta;            // [B, Hq, Sq], the sum of grad * output
   void* grad_query;
   void* grad_key;
   void* grad_value;
@@ -69,7 +70,8 @@ struct AttentionArgs {
   void* grad_sinks;
   int64_t bias_shape[4];
 
-  __device__ __forceinline__ int64_t group() const { return heads / key_heads; }
+  // Heads of queries to a key head.
+  __host__ __device__ int64_t group() const { return heads / key_heads; }
   __device__ __forceinline__ int64_t rows() const { return batch * heads * window.queries; }
 };
 

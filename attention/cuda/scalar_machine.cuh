@@ -8,7 +8,7 @@ namespace rudnn {
 
 // 256 threads have 64 stationary rows and kColumns columns of the result: 4 x 4 scores and 4 x (kColumns / 16) results
 // each. Terms are summed kTerms at a time and the sums added, since the error of a sum grows with the number of its
-// terms. A role says which rows the products are of (attention.cuh).
+// terms. A role says which rows the products are of (walk.cuh).
 template <class T, int columns>
 class ScalarMachine {
   static constexpr int kRun = 4;

@@ -16,7 +16,7 @@ __device__ __forceinline__ uint32_t indicators(uint32_t pair, Keep keep) {
 // A warp has 16 of the stationary rows, 16 x 64 scores and 16 x kColumns results, whose weights stay in registers. The
 // stationary rows are in shared memory as a whole. Streamed rows pass through a ring of stages, 64 rows of 64 columns
 // at a time, in the order in which they are multiplied: while one is, the next ones are being copied. A role says which
-// rows the products are of (attention.cuh).
+// rows the products are of (walk.cuh).
 template <class T, int rows, int columns>
 class TensorCoreMachine {
  public:
@@ -80,7 +80,7 @@ class TensorCoreMachine {
   __device__ __forceinline__ void add_weighted(const Role& role, int64_t tile, Scores& weights, bool excluding,
                                                Result& result) {
     uint32_t a[kStreamed / 16][4];
-    bool some = !excluding;
+    bool some = !excluding, zeros = false;
 #pragma unroll
     for (int k = 0; k < kStreamed / 16; ++k)
 #pragma unroll
@@ -88,8 +88,10 @@ class TensorCoreMachine {
         const auto& fragment = weights.fragments[2 * k + i / 2];
         a[k][i] = pack(from_float<T>(fragment[i % 2 * 2]), from_float<T>(fragment[i % 2 * 2 + 1]));
         some |= (a[k][i] & 0x7fff7fffu) != 0;
+        zeros |= (a[k][i] & 0x7fffu) == 0 || (a[k][i] & 0x7fff0000u) == 0;
       }
     some = __any_sync(kFullMask, some);
+    excluding = __any_sync(kFullMask, excluding && zeros);
     const int64_t left = role.summed(tile).operand.columns - role.summed(tile).column;
 #pragma unroll
     for (int first = 0; first < kColumns; first += kChunk) {

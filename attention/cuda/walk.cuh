@@ -4,7 +4,11 @@
 //
 // Roles give, for machines: kProducts, of which the scores are the first; stationary<p>() and streamed<p>(tile), the
 // slices whose rows are multiplied; summed(tile), the slice whose rows are added; first(), next(tile) and last(), the
-// tiles in their order. And for walk(): weigh(), from scores to weights, and finish().
+// tiles in their order; vectors(), whether 16 bytes may be moved at a time. And for walk(): args(), weigh(), from
+// scores to weights, and finish().
+//
+// Machines give tiles: kRows stationary rows and kColumns columns of the result; Scores and Result, a thread's parts of
+// them, and where these lie: row(i), column(j), for_each_run(); and multiply(), add_weighted() and scale().
 #pragma once
 
 #include "cuda/problem.cuh"

@@ -18,7 +18,7 @@ constant bool kHasSplits [[function_constant(kHasSplitsConstant)]];
 template <typename Product>
 inline float row_maximum(float x) {
   for (ushort distance = 1; distance < kSimdgroupLanes; distance *= 2)
-    if ((Product::kRowLanes & distance) != 0) x = max(x, simd_shuffle_xor(x, distance));
+    if ((Product::kRowLanes & distance) != 0) x = precise::fmax(x, simd_shuffle_xor(x, distance));
   return x;
 }
 template <typename Product>
@@ -50,10 +50,10 @@ struct RunningSoftmax {
                   operands.addend(args, rows[row], key + Product::column_of(element, index));
         }
         product.set(element, score);
-        largest = max(largest, score);
+        largest = precise::fmax(largest, score);
       }
       const float old_maximum = maximum[thread_row];
-      maximum[thread_row] = max(old_maximum, row_maximum<Product>(largest));
+      maximum[thread_row] = precise::fmax(old_maximum, row_maximum<Product>(largest));
       const float base = softmax_base(maximum[thread_row]);
       const float correction = exponential(old_maximum - base);
       float added = 0.0f;
@@ -89,7 +89,7 @@ template <typename T, bool kMatrixUnits>
   threadgroup uint votes[kTileThreads / kSimdgroupLanes];
   const ScoreOperands operands = {kHasMask ? mask : nullptr, kHasBias ? bias : nullptr, kHasMask, kHasBias, kBiasType};
   const long batch = group.y / args.key_heads;
-  const int key_head = int(group.y) % args.key_heads;
+  const int key_head = int(group.y % uint(args.key_heads));
   const int split = int(group.x) % args.splits;
   const RowTile tile = kept_tile_of(args, key_head, group.x / args.splits);
   const long first_column = long(group.z) * kTileColumns;
@@ -149,7 +149,7 @@ template <typename T, bool kMatrixUnits>
   }
 }
 
-// Adds up the splits of each row in their order, with the sink.
+// Adds up the splits of each row in their order, but for those without keys, with the sink.
 template <typename T>
 [[kernel]] void merge_splits(constant AttentionArgs& args [[buffer(kArgsBuffer)]],
                              device const void* sinks [[buffer(kSinksBuffer), function_constant(kHasSinks)]],
@@ -164,14 +164,15 @@ template <typename T>
   if (column >= args.value_dim || row >= all_rows) return;
   const float sink = kHasSinks ? element_at(sinks, kSinksType, row / args.queries % args.heads) : -INFINITY;
   float maximum = sink;
-  for (int split = 0; split < args.splits; ++split) maximum = max(maximum, split_maxima[split * all_rows + row]);
+  for (int split = 0; split < args.splits; ++split)
+    maximum = precise::fmax(maximum, split_maxima[split * all_rows + row]);
   const float base = softmax_base(maximum);
   float sum = exponential(sink - base);
   float result = 0.0f;
   for (int split = 0; split < args.splits; ++split) {
     const long part = split * all_rows + row;
     const float weight = exponential(split_maxima[part] - base);
-    if (weight == 0.0f) continue;
+    if (split_weights[part] == 0.0f) continue;
     sum = fma(weight, split_weights[part], sum);
     result = fma(weight, split_sums[part * args.value_dim + column], result);
   }

@@ -6,14 +6,17 @@
 
 namespace rudnn {
 
-// With a single tile of rows to a key head, keys are split, so that there are threadgroups enough.
-enum AttentionLimit : int {
-  kSplitKeys = 1024,     // at least, whole tiles
-  kMaxSplits = 32,       //
-  kMergeColumns = 32,    // of the threadgroup that merges splits, a thread to a column
-  kMergeRows = 8,        //
-  kSinkThreads = 256,    // of the threadgroup that has the gradient of a sink
-  kSimdgroupLanes = 32,  //
+enum AttentionSize : int {
+  // With a single tile of rows to a key head, keys are split, so that there are threadgroups enough: so many keys or
+  // more to a split, whole tiles.
+  kSplitKeys = 1024,
+  kMaxSplits = 32,
+  // Threads of the threadgroup that merges splits, one to a column of a row.
+  kMergeColumns = 32,
+  kMergeRows = 8,
+  // Threads of the threadgroup that has the gradient of a sink.
+  kSinkThreads = 256,
+  kSimdgroupLanes = 32,
 };
 
 // [B, H, S, D] whose last axis is contiguous; strides in elements.

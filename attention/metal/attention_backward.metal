@@ -90,7 +90,7 @@ template <typename T, bool kMatrixUnits>
   threadgroup uint votes[kTileThreads / kSimdgroupLanes];
   const ScoreOperands operands = {kHasMask ? mask : nullptr, kHasBias ? bias : nullptr, kHasMask, kHasBias, kBiasType};
   const long batch = group.y / args.key_heads;
-  const int key_head = int(group.y) % args.key_heads;
+  const int key_head = int(group.y % uint(args.key_heads));
   const long first_column = long(group.z) * kTileColumns;
   const RowTile tile = kept_tile_of(args, key_head, group.x);
   const HeadRows<T> query_rows = rows_of_queries(query, args.query, batch, tile, args.queries, args.head_dim);
@@ -155,7 +155,7 @@ template <typename T, bool kMatrixUnits, bool kOfValues>
   threadgroup uint votes[kTileThreads / kSimdgroupLanes];
   const ScoreOperands operands = {kHasMask ? mask : nullptr, kHasBias ? bias : nullptr, kHasMask, kHasBias, kBiasType};
   const long batch = group.y / args.key_heads;
-  const int key_head = int(group.y) % args.key_heads;
+  const int key_head = int(group.y % uint(args.key_heads));
   const long first_column = long(group.z) * kTileColumns;
   const long first_key = long(group.x) * kTileRows;
   const long end_key = min(first_key + kTileRows, args.keys);

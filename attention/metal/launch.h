@@ -88,6 +88,6 @@ inline void bind_sinks(const AttentionInputs& inputs, const InputMemory& memory,
       .buffer(kSinksBuffer, memory.sinks);
 }
 
-inline uint32_t key_heads_of(const AttentionArgs& args) { return static_cast<uint32_t>(args.batch * args.key_heads); }
+inline uint32_t key_heads_of(const AttentionArgs& args) { return groups_of(args.batch * args.key_heads, 1); }
 
 }  // namespace rudnn

@@ -254,7 +254,7 @@ inline void take_out_not_finite(threadgroup const typename U::Weight* weights, t
   using Added = typename U::Added;
   uint found = 0;
   for (int i = index; i < Added::kSize; i += kTileThreads) {
-    if (i % Added::kStride < Added::kLength && !isfinite(float(added[i]))) found = 1;
+    if (i % Added::kStride < Added::kLength && !is_finite(float(added[i]))) found = 1;
   }
   if (bits_of_any(found, votes, index) == 0) return;
   for (int element = 0; element < Product::kElements; ++element) {
@@ -263,12 +263,12 @@ inline void take_out_not_finite(threadgroup const typename U::Weight* weights, t
     for (int depth = 0; depth < Added::kDepth; ++depth) {
       const float x = float(added[Added::offset_of(column, depth)]);
       const float weight = float(weights[U::Weights::offset_of(row, depth)]);
-      if (!isfinite(x) && weight != 0.0f) result.set(element, result.value(element) + weight * x);
+      if (!is_finite(x) && weight != 0.0f) result.set(element, result.value(element) + weight * x);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int i = index; i < Added::kSize; i += kTileThreads) {
-    if (i % Added::kStride < Added::kLength && !isfinite(float(added[i]))) added[i] = T(0.0f);
+    if (i % Added::kStride < Added::kLength && !is_finite(float(added[i]))) added[i] = T(0.0f);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }

@@ -24,7 +24,8 @@ void check_four_axes(const char* op, const char* argument, const Tensor& tensor)
 
 void check_head_dim(const char* op, const char* argument, int64_t head_dim) {
   if (head_dim < 1 || head_dim > kMaxHeadDim) {
-    fail_check(op, argument, "must have a last axis of 1 to 1024, got " + std::to_string(head_dim));
+    fail_check(op, argument,
+               "must have a last axis of 1 to " + std::to_string(kMaxHeadDim) + ", got " + std::to_string(head_dim));
   }
 }
 

@@ -219,6 +219,24 @@ def test_a_visible_nan_shows(kernel, device, dtype, strategy):
 
 @pytest.mark.small
 @by_strategy
+@pytest.mark.parametrize("keys", [300, 1100])
+@pytest.mark.parametrize("where", ["query", "last_keys"])
+def test_a_visible_nan_shows_among_many_keys(kernel, device, dtype, strategy, keys, where):
+    """Where keys are split, some splits have no score but NaN."""
+    inputs = PLAIN.inputs(Shape(1, 2, 1, 1, keys, 8, 8), dtype, device=device)
+    if where == "query":
+        inputs["query"][0, 1, 0, 3] = torch.nan
+    else:
+        inputs["key"][0, 0, keys - 40 :] = torch.nan
+    output, lse = PLAIN.run(kernel, inputs, strategy)
+    broken = slice(1, 2) if where == "query" else slice(0, 2)
+    assert output[:, broken].isnan().all()
+    assert lse[:, broken].isnan().all()
+    assert output[:, : broken.start].isfinite().all()
+
+
+@pytest.mark.small
+@by_strategy
 @pytest.mark.parametrize("sinks", [False, True], ids=["without_sinks", "with_sinks"])
 def test_rows_without_keys(kernel, device, dtype, strategy, sinks):
     """0, a log-sum-exp of -inf or the sink's score, and no gradient, whatever gradient comes in."""

@@ -48,7 +48,7 @@ inline ExpertsArgs common_args(const Tensor& expert_offsets, const ExpertWeights
 
 template <class Tile>
 LaunchConfig tile_grid(int64_t blocks, Stream stream) {
-  return {dim3(static_cast<unsigned>(blocks)), dim3(Tile::kThreads), Tile::kSharedBytes, stream};
+  return {blocks_of(blocks), dim3(Tile::kThreads), Tile::kSharedBytes, stream};
 }
 
 // Launches a problem whose rows are the dispatched ones; a tile has `tile_columns` of the result's.

@@ -18,7 +18,7 @@ inline Factors factors_data(const char* name, const Tensor* tensor) {
 
 // A grid of blocks of kWarpsPerBlock warps, at least `warps` of them.
 inline LaunchConfig warp_grid(int64_t warps, Stream stream) {
-  return {dim3(static_cast<unsigned>(ceil_divide(warps, kWarpsPerBlock))), dim3(kWarpsPerBlock * kWarpSize), 0, stream};
+  return {blocks_of(ceil_divide(warps, kWarpsPerBlock)), dim3(kWarpsPerBlock * kWarpSize), 0, stream};
 }
 
 // A grid that gives each Piece<kVector> of a matrix a warp.

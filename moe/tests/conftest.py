@@ -80,6 +80,11 @@ def not_on_the_cpu(device: str) -> None:
         pytest.skip("needs a device beside the CPU")
 
 
+def on_the_bench() -> bool:
+    """Whether the loaded build runs the kernels of a GPU on the CPU; what is written in Python is tested elsewhere."""
+    return "_simt_" in load_kernel()._ops.ops.name
+
+
 def flushes_subnormals(device: str) -> bool:
     """Whether kernels take float32 magnitudes below 2^-126 for zero: on Apple's GPUs, and on the bench for Metal."""
     return device == "mps" or "_simt_metal_" in load_kernel()._ops.ops.name

@@ -18,7 +18,7 @@ template <class Args>
 void launch_rows(void (*kernel)(Args), const RowPlan& plan, Stream stream, const Args& args) {
   if (plan.blocks == 0) return;
   const int block = plan.threads == kWarpSize ? kWarpsPerBlock * kWarpSize : plan.threads;
-  launch(kernel, {dim3(static_cast<unsigned>(plan.blocks)), dim3(static_cast<unsigned>(block)), 0, stream}, args);
+  launch(kernel, {blocks_of(plan.blocks), blocks_of(block), 0, stream}, args);
 }
 
 }  // namespace rudnn

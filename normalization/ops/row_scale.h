@@ -25,9 +25,6 @@ RUDNN_DEVICE bool in_range(float mean_square) {
   return mean_square >= RUDNN_SMALLEST_MEAN && mean_square <= RUDNN_LARGEST;
 }
 
-// False for NaN and infinity.
-RUDNN_DEVICE bool is_finite(float x) { return x - x == 0.0f; }
-
 // What the normalised row is multiplied by in the gradient: the mean of the gradient times the scaled row, times the
 // row's root. The product of two finite numbers may leave the range though it is multiplied by 0 then.
 RUDNN_DEVICE float projection_of(float product, float root) {

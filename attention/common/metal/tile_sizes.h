@@ -4,10 +4,12 @@
 namespace rudnn {
 
 enum TileSize : int {
-  kTileRows = 32,      // of the product that a threadgroup computes
-  kTileColumns = 64,   //
-  kTileThreads = 128,  // of the threadgroup
-  kTileBytes = 64,     // of each row and column that it has at a time
+  // Of the product that a threadgroup computes.
+  kTileRows = 32,
+  kTileColumns = 64,
+  kTileThreads = 128,
+  // Of each row and column that it has at a time.
+  kTileBytes = 64,
 };
 
 }  // namespace rudnn

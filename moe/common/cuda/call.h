@@ -2,6 +2,10 @@
 // the engine is told what each pointer stands for.
 #pragma once
 
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
 #include "common/cuda/device.cuh"
 #include "common/tensor.h"
 
@@ -18,6 +22,12 @@ inline int64_t ceil_divide(int64_t count, int64_t by) { return (count + by - 1) 
 
 // Whether rows of this width can be moved 16 bytes at a time.
 inline bool is_whole_vectors(int64_t width, int64_t element_bytes) { return width * element_bytes % 16 == 0; }
+
+// Blocks along the first axis of a grid.
+inline dim3 blocks_of(int64_t count) {
+  if (count > INT32_MAX) throw std::runtime_error("a grid of " + std::to_string(count) + " blocks is too large");
+  return dim3(static_cast<unsigned>(count));
+}
 
 namespace cuda {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,12 @@ static_assert(static_cast<int>(DType::kFloat32) == kFloatElements &&
 
 inline int32_t element_type(const Tensor& tensor) { return static_cast<int32_t>(dtype_of(tensor)); }
 
-inline uint32_t groups_of(int64_t count, int64_t size) { return static_cast<uint32_t>((count + size - 1) / size); }
+// Threadgroups along an axis of a grid, of which each has `size` of `count`.
+inline uint32_t groups_of(int64_t count, int64_t size) {
+  const int64_t groups = (count + size - 1) / size;
+  if (groups > INT32_MAX) throw std::runtime_error("a grid of " + std::to_string(groups) + " groups is too large");
+  return static_cast<uint32_t>(groups);
+}
 
 // The instance of a kernel for a dtype, by the name that its shader gives it.
 inline std::string instance_of(const std::string& kernel, DType dtype) {
