@@ -56,13 +56,15 @@ inline Vec update_lanes(float* scores, int64_t count, int64_t width, float facto
     odd = max(load(scores + (key + 1) * width, Full{}), odd);
   }
   const Vec maximum = max(even, odd);
-  const Vec base = where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum * broadcast(factor));
-  const Vec correction = exp2_or_zero(old_maximum * broadcast(factor) - base);
+  const Vec base = where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum);
+  // Subtracted first: of large scores products with the factor are too coarse.
+  const auto weight_of = [&](Vec score) { return exp2_or_zero((score - base) * broadcast(factor)); };
+  const Vec correction = weight_of(old_maximum);
   Vec even_sum = broadcast(0.0f);
   Vec odd_sum = even_sum;
   for (int64_t key = 0; key < count; key += 2) {
-    const Vec a = exp2_or_zero(fma(load(scores + key * width, Full{}), broadcast(factor), -base));
-    const Vec b = exp2_or_zero(fma(load(scores + (key + 1) * width, Full{}), broadcast(factor), -base));
+    const Vec a = weight_of(load(scores + key * width, Full{}));
+    const Vec b = weight_of(load(scores + (key + 1) * width, Full{}));
     even_sum = even_sum + a;
     odd_sum = odd_sum + b;
     store_pair(key, a, b);
@@ -228,7 +230,7 @@ struct TileMemory {
   float* addends;        // of a chunk
   float* output;         // [Dv, lanes]
   float* output_rows;    // [lanes, Dv]
-  float* base;           // whole, what weights are relative to in units of log 2; -inf before the first
+  float* base;           // what weights are relative to: that of the sink in units of log 2, at the end a score
   float* sum;            // of the weights
   int64_t size;
 };
@@ -416,7 +418,8 @@ struct Run {
 };
 
 // The scores of a chunk become weights, of two keys at a time, while products run. Weights are relative to a base near
-// the largest score so far: a power of 2, so that a new one changes no bit of them.
+// the largest score so far: a power of 2, so that a new one changes no bit of them. Where that score is so large that
+// its product with the factor is too coarse, it is subtracted from scores first, as their origin; else the origin is 0.
 class Weighing {
  public:
   // What a bias of -inf excludes does not show even if its product is not finite where `products_finite` is false;
@@ -427,7 +430,15 @@ class Weighing {
         memory_(memory),
         factor_(broadcast(scoring.factor)) {
     for (int half = 0; half < 2; ++half) {
-      const Vec base = load(memory.base + half * kWidth, Full{});
+      origin_[half] = broadcast(0.0f);
+      Vec base = load(memory.base + half * kWidth, Full{});
+      const __mmask16 far = _mm512_cmp_ps_mask(abs(base).value, _mm512_set1_ps(kFarLog2), _CMP_GT_OQ) &
+                            _mm512_cmp_ps_mask(abs(base).value, _mm512_set1_ps(kInfinity), _CMP_LT_OQ);
+      if (far != 0) {
+        origin_[half].value = _mm512_maskz_div_ps(far, base.value, factor_.value);
+        base.value = _mm512_mask_mov_ps(base.value, far, _mm512_setzero_ps());
+        shifted_ = true;
+      }
       base_[half] = round_up(base);
       const Vec sum = load(memory.sum + half * kWidth, Full{}) * exp2_or_zero(base - base_[half]);
       sum_[half] = where_less(base, broadcast(kLowest), broadcast(0.0f), sum);
@@ -442,7 +453,19 @@ class Weighing {
     weights_ = weights;
     next_ = 0;
     for (int half = 0; half < 2; ++half) {
-      const Vec maximum = finish_scores(chunk, half) * factor_;
+      const Vec largest = finish_scores(chunk, half);
+      Vec maximum = (largest - origin_[half]) * factor_;
+      const __mmask16 far = far_lanes(largest, maximum, half);
+      if (far != 0) {
+        // Earlier weights vanish beside those of such a score.
+        const Vec power = {_mm512_mask_mov_ps(_mm512_set1_ps(1.0f), far, _mm512_setzero_ps())};
+        sum_[half] = sum_[half] * power;
+        scale(half, power);
+        origin_[half].value = _mm512_mask_mov_ps(origin_[half].value, far, largest.value);
+        base_[half].value = _mm512_mask_mov_ps(base_[half].value, far, _mm512_setzero_ps());
+        maximum.value = _mm512_mask_mov_ps(maximum.value, far, _mm512_setzero_ps());
+        shifted_ = true;
+      }
       // How much larger than 1 a weight may be.
       const Vec limit = base_[half] + broadcast(kMostLog2);
       const __mmask16 beyond = _mm512_cmp_ps_mask(maximum.value, limit.value, _CMP_GT_OQ);
@@ -468,8 +491,14 @@ class Weighing {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const float* even_scores = scores + half * kWidth;
-      const Vec even = exp2_or_zero(fma(load(even_scores, Full{}), factor_, negative_base_[half]));
-      const Vec odd = exp2_or_zero(fma(load(even_scores + kAcceleratedRows, Full{}), factor_, negative_base_[half]));
+      Vec even = load(even_scores, Full{});
+      Vec odd = load(even_scores + kAcceleratedRows, Full{});
+      if (__builtin_expect(shifted_, 0)) {
+        even = even - origin_[half];
+        odd = odd - origin_[half];
+      }
+      even = exp2_or_zero(fma(even, factor_, negative_base_[half]));
+      odd = exp2_or_zero(fma(odd, factor_, negative_base_[half]));
       sum_[half] = sum_[half] + (even + odd);
       _mm512_store_si512(pairs + half * 512, pairs_of(even, odd));
     }
@@ -481,15 +510,29 @@ class Weighing {
     while (next_ < kParts) do_part();
   }
 
+  // The base as a score, and the sum.
   void store_lanes() const {
     for (int half = 0; half < 2; ++half) {
-      store(memory_.base + half * kWidth, base_[half], Full{});
+      const Vec origin = origin_[half] * broadcast(scoring_.unit);
+      store(memory_.base + half * kWidth, origin + base_[half] * broadcast(kLn2), Full{});
       store(memory_.sum + half * kWidth, sum_[half], Full{});
     }
   }
 
  private:
   static constexpr float kMostLog2 = 8;
+  // Larger scores, in units of log 2, get an origin: up to here a product's rounding changes weights by less than 1 %.
+  static constexpr float kFarLog2 = 65536;
+
+  // Lanes whose largest score is the first one, or larger than the base, and far from the origin.
+  __mmask16 far_lanes(Vec largest, Vec maximum, int half) const {
+    const __mmask16 near = _mm512_cmp_ps_mask(abs(maximum).value, _mm512_set1_ps(kFarLog2), _CMP_LE_OQ);
+    if (near == 0xffff) return 0;
+    const __mmask16 finite = _mm512_cmp_ps_mask(abs(largest).value, _mm512_set1_ps(kInfinity), _CMP_LT_OQ);
+    const __mmask16 first = _mm512_cmp_ps_mask(base_[half].value, _mm512_set1_ps(kLowest), _CMP_LT_OQ);
+    const __mmask16 larger = _mm512_cmp_ps_mask(maximum.value, base_[half].value, _CMP_GT_OQ);
+    return finite & ~near & (first | larger);
+  }
 
   static Vec round_up(Vec x) { return {_mm512_roundscale_ps(x.value, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}; }
 
@@ -544,7 +587,9 @@ class Weighing {
   float* scores_ = nullptr;
   bfloat16* weights_ = nullptr;
   int64_t next_ = 0;
-  Vec base_[2];
+  bool shifted_ = false;  // whether an origin is not 0
+  Vec origin_[2];
+  Vec base_[2];  // of scores less their origin, in units of log 2
   Vec negative_base_[2];
   Vec sum_[2];
 };
@@ -683,7 +728,6 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
   finish_run(runs[1 - current]);
   finish_run(runs[current]);
   if (!has_output) clear(memory.output, memory.value_dim * kAcceleratedRows);
-  finish_lanes(kLn2, kAcceleratedRows, {memory.base, memory.sum});
   transpose_rows(memory.output, kAcceleratedRows, memory.value_dim, kAcceleratedRows, memory.output_rows,
                  memory.value_dim);
 }

@@ -33,7 +33,7 @@ struct GradRows {
   bfloat16* grad;
   bfloat16* grad_pairs;
   float* grad_query;  // [kSubtiles, D, kLanes]
-  float* lse;         // in units of log 2; inf for rows without keys
+  float* lse;         // inf for rows without keys
   float* delta;
   float* queries_finite;  // 1 for each row of which all elements are; other elements are 0 in the pairs
   float* grad_finite;
@@ -135,7 +135,7 @@ inline void load_grad_rows(const AttentionBackwardArgs& args, const RowTile& til
   }
   for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
     const int64_t index = row_index(problem, tile.batch, head, query);
-    rows.lse[row] = args.lse[index] < kLowest ? kInfinity : args.lse[index] * kLog2E;
+    rows.lse[row] = args.lse[index] < kLowest ? kInfinity : args.lse[index];
   });
   for (int64_t row = 0; row < tile.rows(); row += kLanes) {
     set_delta(RowPointers(args.output, tile).rows + row, problem.value_dim, rows.grad + row * value_dim,
@@ -166,7 +166,7 @@ inline void differentiate_lanes(const SoftmaxScoring& scoring, Addends addends, 
                                 int64_t keys, const GradRows& rows, GradTile& tile) {
   const Vec lse = load(rows.lse + row, Full{});
   const Vec delta = load(rows.delta + row, Full{});
-  const Vec factor = broadcast(scoring.factor);
+  const Vec unit = broadcast(scoring.unit);
   const Vec first = lane_keys != nullptr ? load(lane_keys->first + row, Full{}) : broadcast(0.0f);
   const Vec last = lane_keys != nullptr ? load(lane_keys->last + row, Full{}) : broadcast(0.0f);
   const int64_t offset = row / kLanes * kGradKeys * kLanes + row % kLanes;
@@ -179,7 +179,8 @@ inline void differentiate_lanes(const SoftmaxScoring& scoring, Addends addends, 
     if (!scoring.direct || addends == Addends::kSome)
       score = scoring.finish(product, addends, tile.addends + key * kGradRows + row);
     if (lane_keys != nullptr) score = keep_in_range(score, key, first, last);
-    const Vec probability = exp2_or_zero(fma(score, factor, -lse));
+    // Subtracted first: of large scores products with the logarithm are too coarse.
+    const Vec probability = exp2_or_zero((score * unit - lse) * broadcast(kLog2E));
     // NaN takes part.
     const __mmask16 taking_part = _mm512_cmp_ps_mask(probability.value, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     Vec slope = probability;

@@ -300,6 +300,31 @@ def test_large_scores(kernel, device, dtype, strategy, scale):
     assert_close_to_exact(output[:, 0, 0], exact[:, 0, 0], plain[:, 0, 0])
 
 
+@pytest.mark.small
+@by_strategy
+@pytest.mark.parametrize("queries", [1, 40], ids=["one_query", "many_queries"])
+@pytest.mark.parametrize("term", [-1e6, -1e9, 1e9, -3e38, 3e38], ids=str)
+def test_rows_whose_scores_are_all_large(kernel, device, dtype, strategy, term, queries):
+    """As a row of padding with an additive mask has them; other rows have some of them."""
+    variant = Variant("large", options={"scale": 0.3})
+    inputs = variant.inputs(Shape(1, 2, 2, queries, 70, 16, 16), dtype, device=device)
+    bias = torch.zeros(1, 2, queries, 70)
+    bias[:, 0, -1] = term
+    bias[:, 1, :, :33] = -abs(term)
+    inputs["attn_bias"] = bias.to(device)
+    inputs = {name: tensor.requires_grad_(name != "attn_bias") for name, tensor in inputs.items()}
+    output, lse = variant.run(kernel, inputs, strategy)
+    exact, exact_lse, _ = variant.run_exact(kernel, inputs)
+    plain, plain_lse = variant.run_plain(inputs)
+    assert_close_to_exact(output, exact, plain)
+    assert_close_to_exact(lse, exact_lse, plain_lse)
+    grad = random_gradient(output)
+    found, expected = gradients(output, inputs, grad), gradients(plain, inputs, grad)
+    for name, gradient in found.items():
+        # A float32 log-sum-exp of such size does not hold the number of keys.
+        assert gradient.abs().max() <= 70 * expected[name].abs().max()
+
+
 @by_dtype
 @pytest.mark.small
 def test_the_strategies_agree(kernel, device, dtype):
