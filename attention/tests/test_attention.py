@@ -325,7 +325,7 @@ def test_rows_whose_scores_are_all_large(kernel, device, dtype, strategy, term, 
     expected = gradients(variant.run_plain(wide)[0], wide, grad.float())
     for name, gradient in found.items():
         # A float32 log-sum-exp of such size does not hold the number of keys.
-        assert gradient.abs().max() <= 70 * expected[name].abs().max()
+        assert gradient.float().abs().max() <= 71 * expected[name].abs().max()
 
 
 @by_dtype
