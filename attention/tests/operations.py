@@ -80,7 +80,6 @@ SHAPES = [
     _small("whole_tiles", 1, 2, 1, 64, 128, 64, 64),
     _checked("one_past_a_tile", 1, 2, 2, 65, 65, 24, 40),
     _small("groups_past_a_tile", 1, 6, 2, 33, 70, 16, 16),
-    _checked("splits_and_slices_on_a_gpu", 1, 2, 1, 1, 257, 8, 136),
     _small("one_query_past_a_split", 1, 4, 2, 1, 1025, 8, 8),
     _small("few_stationary_rows", 1, 1, 1, 17, 33, 520, 24),
     pytest.param(Shape(1, 2, 1, 130, 257, 32, 32), id="several_tiles"),
@@ -92,6 +91,10 @@ SHAPES = [
     pytest.param(Shape(1, 4, 1, 2, 2100, 40, 24), id="few_queries_of_several_splits"),
 ]
 by_shape = pytest.mark.parametrize("shape", SHAPES)
+# Only the forward splits keys: on a GPU from 257 or 1025 on.
+by_forward_shape = pytest.mark.parametrize(
+    "shape", [*SHAPES, _checked("splits_and_slices_on_a_gpu", 1, 2, 1, 1, 257, 8, 136)]
+)
 
 
 @dataclass(frozen=True)

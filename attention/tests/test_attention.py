@@ -23,6 +23,7 @@ from operations import (
     Shape,
     Variant,
     by_dtype,
+    by_forward_shape,
     by_shape,
     by_strategy,
     check_forward,
@@ -44,7 +45,7 @@ def poisoned_inputs(inputs):
     return {name: poisoned(t) if t.is_floating_point() else t for name, t in inputs.items()}
 
 
-@by_shape
+@by_forward_shape
 @by_strategy
 @for_each(PLAIN, CAUSAL, EVERYTHING)
 def test_forward(kernel, device, variant, dtype, strategy, shape):
