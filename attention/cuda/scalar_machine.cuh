@@ -112,6 +112,11 @@ class ScalarMachine {
   static constexpr int kStage = kDepth * (kRows + kColumns);
   static_assert(kRows == kStreamed && kColumns % kStreamed == 0);
 
+  // Rows are permuted by key, so that the stores of threads with neighbouring keys meet no bank twice.
+  static __device__ __forceinline__ int weight_position(int key, int row) {
+    return key * kRows + (row ^ (key / kRun % 8 * kRun));
+  }
+
   // One stage is written while the other one may still be read.
   __device__ __forceinline__ float* next_stage() {
     stage_ ^= 1;
@@ -125,7 +130,7 @@ class ScalarMachine {
       Vec<float, kRun> rows;
 #pragma unroll
       for (int i = 0; i < kRun; ++i) rows[i] = weights.values[i][j];
-      store_vec(weights_ + Streamed::position(column(j), row(0)), rows);
+      store_vec(weights_ + weight_position(column(j), row(0)), rows);
     }
     const auto summed = role.summed(tile);
     Summed right;
@@ -142,7 +147,7 @@ class ScalarMachine {
 #pragma unroll 4
       for (int k = 0; k < kDepth; ++k) {
         float a[kRun];
-        load_floats(a, weights_ + Streamed::position(first + k, row(0)));
+        load_floats(a, weights_ + weight_position(first + k, row(0)));
 #pragma unroll
         for (int part = 0; part < kColumns / kStreamed; ++part) {
           float b[kRun];
