@@ -159,6 +159,19 @@ def guards_intact(view: torch.Tensor) -> bool:
 LAYOUTS = ("transposed", "every_second", "row_strided", "offset", "expanded_rows", "expanded_columns")
 
 
+def with_storage_of(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """A copy whose storage has been cut to `size` bytes, as sharding and offloading do: it keeps its shape."""
+    copy = tensor.detach().clone()
+    copy.untyped_storage().resize_(size)
+    return copy
+
+
+WITHOUT_MEMORY = {
+    "freed": lambda tensor: with_storage_of(tensor, 0),
+    "one_byte_short": lambda tensor: with_storage_of(tensor, tensor.nbytes - 1),
+}
+
+
 def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     """A view with the shape of `tensor` and the named layout; compare with the run on `view.contiguous()`.
 

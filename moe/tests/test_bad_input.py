@@ -7,7 +7,7 @@ import re
 import numpy
 import pytest
 import torch
-from conftest import not_on_the_cpu
+from conftest import WITHOUT_MEMORY, not_on_the_cpu, with_storage_of
 from operations import BF16, F16, F32, Shape, make_indices, make_weights, normal
 from test_ops import SHAPES, TENSOR_OPS, arguments
 
@@ -46,6 +46,7 @@ NO_FLOATS = {
     "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
     "sparse_coo": torch.Tensor.to_sparse,
     "quantised": quantised,
+    **WITHOUT_MEMORY,
 }
 NO_INTEGERS = {
     **NOT_TENSORS,
@@ -54,6 +55,7 @@ NO_INTEGERS = {
     "uint8": lambda tensor: tensor.to(torch.uint8),
     "bool": torch.Tensor.bool,
     "sparse_coo": torch.Tensor.to_sparse,
+    **WITHOUT_MEMORY,
 }
 WRONG_AXES = {
     "no_axes": lambda tensor: tensor.flatten()[0],
@@ -137,6 +139,11 @@ def training_of(kernel, values):
     return plan.into_training(values["logits"], kernel.RouterWeightOptions())
 
 
+def changed(dispatched, name):
+    """The same with one of its tensors freed."""
+    return dataclasses.replace(dispatched, **{name: with_storage_of(getattr(dispatched, name), 0)})
+
+
 # By function: how to get it from the kernel and good values, its good arguments, and tables of changes to them.
 FUNCTIONS = {
     "route": (
@@ -175,6 +182,7 @@ FUNCTIONS = {
             | WRONG_ROWS
             | ELSEWHERE
             | {
+                "freed_uint32": lambda tensor: with_storage_of(tensor.int().view(torch.uint32), 0),
                 "no_columns": WRONG_COLUMNS["no_columns"],
                 "more_than_experts": lambda tensor: tensor.repeat(1, 3),
                 "not_contiguous": lambda tensor: tensor.T.contiguous().T,
@@ -257,6 +265,8 @@ FUNCTIONS = {
             "dispatched": {
                 "none": lambda dispatched: None,
                 "tensor": lambda dispatched: dispatched.values,
+                "freed_values": lambda dispatched: changed(dispatched, "values"),
+                "freed_offsets": lambda dispatched: changed(dispatched, "expert_offsets"),
             }
         },
     ),
@@ -785,3 +795,44 @@ def test_registered_ops_take_any_strides(ops, device, name):
             strided = torch.stack([value, torch.full_like(value, filling)], -1)[..., 0]
             found = op(*valid[:position], strided, *valid[position + 1 :])
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_plan_whose_indices_have_been_freed(kernel, device):
+    values = tensors(device)
+    indices = values["indices"].T.contiguous().T
+    plan = kernel.RoutingPlan(indices, values["weights"], 4)
+    indices.untyped_storage().resize_(0)
+    for call in (plan.into_training, lambda *arguments: kernel.RouterTrainingPlan(plan, *arguments)):
+        with pytest.raises(kernel.MoeError, match=r"into_training: selection\.expert_indices must have memory"):
+            call(values["logits"], kernel.RouterWeightOptions())
+    with pytest.raises(kernel.MoeError, match=r"into_training: selection must be a RoutingPlan, got NoneType None"):
+        kernel.RouterTrainingPlan(None, values["logits"], kernel.RouterWeightOptions())
+
+
+def test_the_message_reads_no_tensor(kernel, device):
+    """Not even one inside of something else that is no tensor."""
+    values = tensors(device)
+    freed = with_storage_of(values["input"], 0)
+    dispatched = changed(dispatched_of(kernel, values), "values")
+    for other in ([freed], (freed, 1), dispatched, kernel.ExpertGradients(freed, freed, None, freed)):
+        assert_refused(kernel, "route", "logits", kernel.route, {"logits": other, "options": kernel.RoutingOptions(2)})
+        assert_refused(kernel, "route", "options", kernel.route, {"logits": values["logits"], "options": other})
+
+
+@pytest.mark.parametrize("top_k", [2, 65], ids=["selected", "more_than_the_op_takes"])
+def test_logits_freed_before_the_backward(kernel, device, top_k):
+    logits = normal((3, 70), F32, device=device).requires_grad_()
+    copy = logits.clone()
+    weights = kernel.route(copy, kernel.RoutingOptions(top_k)).weights
+    copy.untyped_storage().resize_(0)
+    with pytest.raises((RuntimeError, ValueError), match="logits must have memory for all its elements"):
+        weights.sum().backward()
+
+
+def test_maps_freed_before_the_backward(kernel, device):
+    values = tensors(device)
+    dispatched = dispatched_of(kernel, values)
+    output = dispatched.combine(values["rows"].requires_grad_())
+    dispatched.slot_rows.untyped_storage().resize_(0)
+    with pytest.raises((RuntimeError, ValueError), match="slot_rows must have memory for all its elements"):
+        output.sum().backward()

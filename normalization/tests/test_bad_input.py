@@ -5,7 +5,7 @@ import math
 import numpy
 import pytest
 import torch
-from conftest import assert_bits_equal, assert_refused, not_on_the_cpu
+from conftest import WITHOUT_MEMORY, assert_bits_equal, assert_refused, not_on_the_cpu
 from operations import BF16, F16, OPERATIONS, RMS_NORM_GATED
 
 pytestmark = [pytest.mark.small, pytest.mark.isa_independent, pytest.mark.kernels_ci]
@@ -43,6 +43,7 @@ WRONG_KINDS = {
     "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
     "sparse_coo": torch.Tensor.to_sparse,
     "quantised": quantised,
+    **WITHOUT_MEMORY,
 }
 MATRIX_KINDS = {"sparse_csr": torch.Tensor.to_sparse_csr, "nested": nested, "jagged": jagged}
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import math
 import numbers
 import reprlib
+from dataclasses import is_dataclass
+from operator import mul
 from typing import NoReturn
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.compiler import is_dynamo_compiling
 from torch.masked import MaskedTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
@@ -38,7 +42,7 @@ def served_devices(op: str) -> frozenset[str]:
 def describe(value: object) -> str:
     """Says in a few words what came for an argument."""
     if not isinstance(value, torch.Tensor):
-        return f"{type(value).__name__} {reprlib.repr(value)}"
+        return f"{type(value).__name__} {_words.repr(value)}"
     if isinstance(value, _UNINITIALIZED):
         return "an uninitialised parameter"
     if isinstance(value, MaskedTensor):
@@ -49,9 +53,35 @@ def describe(value: object) -> str:
     return f"{layout}{dtype_name(value.dtype)} {tuple(value.shape)} on {value.device}"
 
 
+class _Words(reprlib.Repr):
+    """Short forms of values that read no element of a tensor: it may be on another device, or have no memory."""
+
+    def repr_instance(self, value: object, level: int) -> str:
+        """Returns the form of a value that is of no built-in container."""
+        if isinstance(value, torch.Tensor):
+            return describe(value)
+        if is_dataclass(value) or isinstance(value, tuple | list | dict):
+            return f"{type(value).__name__}(...)"
+        return super().repr_instance(value, level)
+
+
+_words = _Words()
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns a dtype's name without the module."""
     return str(dtype).removeprefix("torch.")
+
+
+def _end_of(tensor: torch.Tensor) -> int | torch.SymInt:
+    """Returns how many bytes from the beginning of its storage on a tensor's elements lie."""
+    elements = tensor.numel()
+    if elements == 0:
+        return 0
+    if not tensor.is_contiguous():
+        strides = tensor.stride()
+        elements = 1 + sum(map(mul, tensor.shape, strides)) - sum(strides)
+    return (tensor.storage_offset() + elements) * tensor.element_size()
 
 
 class ArgumentChecks:
@@ -68,14 +98,41 @@ class ArgumentChecks:
 
     def float_tensor(self, name: str, value: object) -> torch.Tensor:
         """Requires a dense tensor of float32, float16 or bfloat16 on a device that the build serves, and returns it."""
-        requirement = "be a dense tensor of float32, float16 or bfloat16"
-        if not isinstance(value, torch.Tensor) or isinstance(value, _NOT_DENSE) or value.dtype not in FLOAT_DTYPES:
+        tensor = self.dense_tensor(name, "be a dense tensor of float32, float16 or bfloat16", value, FLOAT_DTYPES)
+        self.served(name, tensor)
+        return tensor
+
+    def dense_tensor(self, name: str, requirement: str, value: object, dtypes: tuple[torch.dtype, ...]) -> torch.Tensor:
+        """Requires a dense tensor of one of some dtypes, as `requirement` says, with its memory, and returns it."""
+        if not isinstance(value, torch.Tensor) or isinstance(value, _NOT_DENSE) or value.dtype not in dtypes:
             self.fail(name, requirement, value)
         if value.layout != torch.strided or value.is_nested:
             self.fail(name, requirement, value)
+        self.memory(name, value)
+        return value
+
+    def memory(self, name: str, value: torch.Tensor) -> None:
+        """Requires memory for all elements, where the tensor is no placeholder of a trace.
+
+        A parameter that is sharded or offloaded keeps its shape while its storage is freed. PyTorch's operators read it
+        all the same.
+        """
+        if is_dynamo_compiling() or isinstance(value, FakeTensor):
+            return
+        try:
+            there = value.untyped_storage().nbytes()
+        except RuntimeError:
+            # The wrappers of function transforms have no storage.
+            return
+        end = _end_of(value)
+        if there < end and not value.is_meta:
+            requirement = f"have memory for all its elements, but its storage has {there} of {end} bytes"
+            self.fail(name, requirement, value)
+
+    def served(self, name: str, value: torch.Tensor) -> None:
+        """Requires a device that the build serves."""
         if value.device.type not in self._devices:
             self.fail(name, f"be on {' or '.join(sorted(self._devices - {'meta'}))}, which this build serves", value)
-        return value
 
     def dtype(self, name: str, value: torch.Tensor, *allowed: torch.dtype) -> None:
         """Requires one of the allowed dtypes."""

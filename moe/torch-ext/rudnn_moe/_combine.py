@@ -62,6 +62,7 @@ def _setup_combine(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 def _backward_combine(ctx: Any, grad: torch.Tensor) -> Gradients:
     expert_output, weights, slot_rows = ctx.saved_tensors
+    MoeChecks("combine_backward").memory("slot_rows", slot_rows)
     need_expert_output, need_weights, _ = ctx.needs_input_grad
     grad_expert_output, grad_weights = combine_backward_op(
         grad, expert_output, weights, invert(slot_rows), slot_rows, False, need_expert_output, need_weights

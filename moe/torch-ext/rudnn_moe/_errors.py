@@ -5,7 +5,6 @@ from __future__ import annotations
 import numbers
 
 import torch
-from torch.masked import MaskedTensor
 
 from ._checks import ArgumentChecks, dtype_name, served_devices
 from ._ops import add_op_namespace_prefix, ops
@@ -70,13 +69,9 @@ class MoeChecks(ArgumentChecks):
     def integers(self, name: str, value: object, *allowed: torch.dtype) -> torch.Tensor:
         """Requires a dense tensor of one of the integer dtypes on a device that the build serves, and returns it."""
         requirement = f"be a dense tensor of {' or '.join(map(dtype_name, allowed))}"
-        if not isinstance(value, torch.Tensor) or isinstance(value, MaskedTensor) or value.dtype not in allowed:
-            self.fail(name, requirement, value)
-        if value.layout != torch.strided or value.is_nested or value.is_quantized:
-            self.fail(name, requirement, value)
-        if value.device.type not in self._devices:
-            self.fail(name, f"be on {' or '.join(sorted(self._devices - {'meta'}))}, which this build serves", value)
-        return value
+        tensor = self.dense_tensor(name, requirement, value, allowed)
+        self.served(name, tensor)
+        return tensor
 
     def indices(self, name: str, value: object, other_name: str, other: torch.Tensor) -> torch.Tensor:
         """Requires int32 or int64 `[T, k]` with k >= 1 for the T rows of another argument, on its device."""

@@ -115,10 +115,13 @@ class RouterTrainingPlan:
 
     def __post_init__(self) -> None:
         function = "RoutingPlan.into_training"
+        check = MoeChecks(function)
+        check.instance("selection", self.selection, RoutingPlan)
+        check.memory("selection.expert_indices", self.selection.expert_indices)
         indices, experts = self.selection.expert_indices.contiguous(), self.selection.experts
         weights = weights_of(function, self.logits, indices, self.options)
         if self.logits.shape[1] != experts:
-            MoeChecks(function).fail("logits", f"have {experts} experts", self.logits)
+            check.fail("logits", f"have {experts} experts", self.logits)
         object.__setattr__(self, "routing", plan_of_router(indices, weights, experts))
         object.__setattr__(self, "_saved", Saved(logits=self.logits, expert_indices=indices))
 

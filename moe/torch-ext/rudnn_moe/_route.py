@@ -80,6 +80,9 @@ def _setup_route(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, 
 
 def _backward_route(ctx: Any, _: object, grad_weights: torch.Tensor) -> Gradients:
     logits, indices = ctx.saved_tensors
+    check = MoeChecks("route")
+    for name, tensor in (("logits", logits), ("expert_indices", indices), ("grad_weights", grad_weights)):
+        check.memory(name, tensor)
     grads = grad_weights.float()
     if indices.shape[1] <= MAX_SELECTED:
         softmax = RouterScoring.SOFTMAX.value

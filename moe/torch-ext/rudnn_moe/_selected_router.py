@@ -67,7 +67,7 @@ def weights_of(
     function: str, logits: torch.Tensor, indices: torch.Tensor, options: RouterWeightOptions
 ) -> torch.Tensor:
     """Returns what `selected_router_weights` does; a refusal names the function."""
-    indices = _signed(indices)
+    indices = _signed(function, indices)
     if is_dynamo_compiling():
         _check_weights(function, logits, indices, options)
     try:
@@ -86,7 +86,7 @@ def gradient_of(
     options: RouterWeightOptions,
 ) -> torch.Tensor:
     """Returns what `selected_router_backward` does; a refusal names the function."""
-    indices = _signed(indices)
+    indices = _signed(function, indices)
     if is_dynamo_compiling():
         _check_backward(function, logits, indices, grad_weights, options)
     try:
@@ -104,9 +104,11 @@ def _unpack(options: RouterWeightOptions) -> tuple[str, bool, float]:
     return options.scoring.value, options.renormalize, options.scale
 
 
-def _signed(indices: torch.Tensor) -> torch.Tensor:
+def _signed(function: str, indices: torch.Tensor) -> torch.Tensor:
     """Widens uint32, which the ops do not know."""
-    return indices.long() if getattr(indices, "dtype", None) is torch.uint32 else indices
+    if getattr(indices, "dtype", None) is not torch.uint32:
+        return indices
+    return MoeChecks(function).integers("indices", indices, torch.uint32).long()
 
 
 def _require_contiguous(indices: torch.Tensor) -> None:

@@ -75,6 +75,9 @@ class LayerNorm(nn.Module):
         check.float_tensor("input", input)
         if tuple(input.shape[-axes:]) != tuple(self.normalized_shape):
             check.fail("input", f"have a shape that ends in {tuple(self.normalized_shape)}", input)
+        for name, parameter in (("gamma", weight), ("beta", bias)):
+            if parameter is not None:
+                check.float_tensor(name, parameter)
         rows = input.flatten(-axes)
         gamma = rows.new_ones(rows.shape[-1]) if weight is None else weight.flatten()
         beta = None if bias is None else bias.flatten()
