@@ -169,6 +169,18 @@ def test_changing_what_was_saved_before_the_backward_raises(kernel, device, stra
 
 
 @by_kind
+@pytest.mark.parametrize("argument", [*NAMES, "mask"])
+def test_freeing_what_was_saved_before_the_backward_raises(kernel, device, strategy, argument):
+    """As sharding does with parameters, if it does it too early."""
+    inputs = EVERYTHING.inputs(device=device, requires_grad=True)
+    copies = {name: tensor.clone() for name, tensor in inputs.items()}
+    output, _ = EVERYTHING.run(kernel, copies, strategy)
+    copies[argument].untyped_storage().resize_(0)
+    with pytest.raises((RuntimeError, ValueError), match="must have memory for all its elements"):
+        output.sum().backward()
+
+
+@by_kind
 def test_changing_the_output_before_the_backward(kernel, device, strategy):
     """The flash strategies read it, and say so; the fallback does not."""
     inputs = PLAIN.inputs(device=device, requires_grad=True)

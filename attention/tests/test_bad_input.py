@@ -6,7 +6,7 @@ import re
 import numpy
 import pytest
 import torch
-from conftest import not_on_the_cpu
+from conftest import WITHOUT_MEMORY, in_layout, not_on_the_cpu, with_storage_of
 from operations import EVERYTHING, F32, SMALL, normal
 from test_ops import TENSOR_OPS, arguments
 
@@ -34,6 +34,7 @@ NO_FLOATS = {
     "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
     "sparse_coo": torch.Tensor.to_sparse,
     "quantised": lambda tensor: torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8),
+    **WITHOUT_MEMORY,
 }
 OTHER_FLOAT = {"float16": torch.Tensor.half, "bfloat16": torch.Tensor.bfloat16}
 ELSEWHERE = {"other_device": lambda tensor: tensor.to("meta")}
@@ -69,6 +70,8 @@ NO_MASKS = {
     "uint8": lambda tensor: tensor.to(torch.uint8),
     "int64": torch.Tensor.long,
     "sparse_coo": torch.Tensor.to_sparse,
+    "masked": lambda tensor: torch.masked.masked_tensor(tensor, tensor),
+    **WITHOUT_MEMORY,
 }
 NO_INTEGERS = {
     "list": lambda tensor: tensor.tolist(),
@@ -77,7 +80,9 @@ NO_INTEGERS = {
     "uint8": lambda tensor: tensor.to(torch.uint8),
     "bool": torch.Tensor.bool,
     "sparse_coo": torch.Tensor.to_sparse,
+    "masked": lambda tensor: torch.masked.masked_tensor(tensor, tensor == tensor),
     "extra_axis": lambda tensor: tensor[None],
+    **WITHOUT_MEMORY,
 }
 
 ATTENTION = {
@@ -113,7 +118,8 @@ VARLEN = {
     "s_aux": FLASH["s_aux"],
 }
 PAGED = {
-    "k": {"unpaged": lambda tensor: tensor[0], "no_pages": none_of(0), "no_room": none_of(1)},
+    "v": WITHOUT_MEMORY,
+    "k": WITHOUT_MEMORY | {"unpaged": lambda tensor: tensor[0], "no_pages": none_of(0), "no_room": none_of(1)},
     "block_table": NO_INTEGERS
     | ELSEWHERE
     | sizes(0)
@@ -204,6 +210,44 @@ def test_tensors_of_each_strategy(kernel, device, argument, strategy):
         values[argument] = change(values[argument])
         assert_refused(kernel, "attention", argument, kernel.attention, {**values, "strategy": strategy})
         assert_refused(kernel, "attention_plan", argument, kernel.attention_plan, {**values, "strategy": strategy})
+
+
+@pytest.mark.parametrize("layout", ["transposed", "every_second", "row_strided", "offset", "expanded_rows"])
+@pytest.mark.parametrize("strategy", ["flash_unit", "fallback"])
+def test_storage_that_ends_with_the_last_element(kernel, device, layout, strategy):
+    """It is enough; with a byte less the tensor has no memory for all its elements."""
+    values = good_arguments("attention_of_all", device)
+    key = in_layout(values["key"], layout)
+    last = key.storage_offset() + sum((size - 1) * stride for size, stride in zip(key.shape, key.stride()))
+    key.untyped_storage().resize_((last + 1) * key.element_size())
+    kernel.attention(**{**values, "key": key}, strategy=strategy)
+    key.untyped_storage().resize_((last + 1) * key.element_size() - 1)
+    with pytest.raises(kernel.AttentionSetupError, match=r"key must have memory .* storage has \d+ of \d+ bytes, got "):
+        kernel.attention(**{**values, "key": key}, strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", ["flash_unit", "fallback"])
+def test_no_elements_need_no_memory(kernel, device, strategy):
+    query = normal((2, 4, 5, 16), F32, device=device)
+    empty = with_storage_of(torch.ones(2, 4, 0, 16, device=device), 0)
+    assert not kernel.attention(query, empty, empty, strategy=strategy).any()
+
+
+def test_the_message_reads_no_tensor(kernel, device):
+    """Not even one inside of something else that is no tensor."""
+    values = good_arguments("attention_of_all", device)
+    freed = with_storage_of(values["query"], 0)
+    one = with_storage_of(torch.ones(1, device=device), 0)
+    for other in ([freed], (freed,), {"query": freed}, kernel.AttentionPlan(freed, {})):
+        assert_refused(kernel, "attention", "query", kernel.attention, {**values, "query": other})
+        assert_refused(kernel, "attention", "options", kernel.attention, {**values, "options": other})
+    assert_refused(kernel, "AttentionOptions", "window", kernel.AttentionOptions, {"window": (one, 1)})
+    assert_refused(kernel, "AttentionOptions", "scale", kernel.AttentionOptions, {"scale": one})
+    for case in ("flash_attn_func", "flash_attn_varlen_func"):
+        for argument in ("dropout_p", "softcap", "softmax_scale", "causal", "window_size"):
+            assert_refused(
+                kernel, case, argument, getattr(kernel, case), {**good_arguments(case, device), argument: one}
+            )
 
 
 @pytest.mark.parametrize("case", FUNCTIONS)

@@ -212,3 +212,15 @@ def test_refused_input_raises_under_compile(kernel, device):
     inputs = PLAIN.inputs(device=device)
     with pytest.raises(kernel.AttentionSetupError, match="value"):
         run(inputs["query"], inputs["key"], inputs["value"][:, :, :-1])
+
+
+@pytest.mark.parametrize("strategy", ["flash_unit", "fallback"])
+def test_freed_storage_is_refused_by_the_graph(kernel, device, strategy):
+    """The ops look at it, for a trace cannot."""
+    run = run_of(kernel, PLAIN, strategy)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    inputs = PLAIN.inputs(device=device)
+    compiled(inputs)
+    inputs["key"].untyped_storage().resize_(0)
+    with pytest.raises((RuntimeError, ValueError), match="key must have memory for all its elements"):
+        compiled(inputs)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from conftest import assert_bits_equal
+from conftest import WITHOUT_MEMORY, assert_bits_equal
 from operations import BF16, F16, F32, SMALL, VARIANTS, Shape, for_each, normal, shares_storage
 
 pytestmark = [pytest.mark.small, pytest.mark.isa_independent]
@@ -198,15 +198,16 @@ def test_outputs_are_allocated_where_poison_reaches_them(ops, device, name):
     assert names.count("aten::fill_") >= count
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_backward"])
+@pytest.mark.parametrize("name", [*TENSOR_OPS, "append_to_cache"])
 def test_storage_that_has_been_freed_is_refused(ops, device, name):
     """As sharding and offloading leave it behind: the tensor keeps its shape."""
-    given = arguments(name, SMALL, F32, device)
+    append = name == "append_to_cache"
+    given = append_arguments(F32, device, paged=True) if append else arguments(name, SMALL, F32, device)
+    names = [argument.name for argument in getattr(ops, name).default._schema.arguments]
     for position, argument in enumerate(given):
         if not isinstance(argument, torch.Tensor):
             continue
-        for left in (0, argument.nbytes - 1):
-            freed = argument.clone()
-            freed.untyped_storage().resize_(left)
-            with pytest.raises(RuntimeError, match="must have memory for all its elements"):
-                getattr(ops, name)(*given[:position], freed, *given[position + 1 :])
+        for cut in WITHOUT_MEMORY.values():
+            message = f"{names[position]} must have memory for all its elements"
+            with pytest.raises((RuntimeError, ValueError), match=message):
+                getattr(ops, name)(*given[:position], cut(argument), *given[position + 1 :])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._errors import AttentionSetupError
+from ._errors import AttentionChecks, AttentionSetupError
 from ._ops import add_op_namespace_prefix, ops
 
 library = torch.library.Library(ops.name, "FRAGMENT")
@@ -15,6 +15,7 @@ library.define(
 )
 
 _FUNCTION = "flash_attn_with_kvcache"
+_CHECKS = AttentionChecks(_FUNCTION, anywhere=True)
 
 
 def _append(
@@ -25,6 +26,11 @@ def _append(
     On a CPU nothing is written if a position has no place. Elsewhere that would have to wait for the device, so such
     rows are left out.
     """
+    tensors = {"k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "cache_seqlens": cache_seqlens}
+    for name, tensor in tensors.items():
+        _CHECKS.memory(name, tensor)
+    if block_table is not None:
+        _CHECKS.memory("block_table", block_table)
     batch, count = k.shape[:2]
     positions = cache_seqlens.long()[:, None] + torch.arange(count, device=k.device)
     wanted = (cache_seqlens >= 0)[:, None].expand(batch, count)

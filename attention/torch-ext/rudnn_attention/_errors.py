@@ -28,6 +28,13 @@ SMALLEST_FLOAT32 = 2.0**-149
 
 INT32_MAX = 2**31 - 1
 
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def is_zero(value: object) -> bool:
+    """Tells whether a number is 0; a tensor is no number, and is not asked."""
+    return isinstance(value, float | int | numbers.Real) and value == 0
+
 
 class AttentionChecks(ArgumentChecks):
     """The checks of one call. Each raises AttentionSetupError with a message that names the function and the argument.
@@ -47,19 +54,12 @@ class AttentionChecks(ArgumentChecks):
 
     def boolean_tensor(self, name: str, value: object) -> torch.Tensor:
         """Requires a dense tensor of bool, and returns it."""
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.bool:
-            self.fail(name, "be a dense tensor of bool, True where a key takes part", value)
-        if value.layout != torch.strided or value.is_nested:
-            self.fail(name, "be a dense tensor of bool, True where a key takes part", value)
-        return value
+        requirement = "be a dense tensor of bool, True where a key takes part"
+        return self.dense_tensor(name, requirement, value, (torch.bool,))
 
     def integers(self, name: str, value: object) -> torch.Tensor:
         """Requires a dense tensor of int32 or int64, and returns it."""
-        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int32, torch.int64):
-            self.fail(name, "be a dense tensor of int32 or int64", value)
-        if value.layout != torch.strided or value.is_nested:
-            self.fail(name, "be a dense tensor of int32 or int64", value)
-        return value
+        return self.dense_tensor(name, "be a dense tensor of int32 or int64", value, INDEX_DTYPES)
 
     def broadcastable(self, name: str, value: torch.Tensor, shape: tuple[int, ...]) -> None:
         """Requires a shape whose axes, from the last one on, are each 1 or that of `shape`."""
@@ -76,7 +76,8 @@ class AttentionChecks(ArgumentChecks):
 
     def length(self, name: str, value: object) -> int:
         """Requires a number of elements, in a tensor perhaps, which is waited for, and returns it."""
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype in (torch.int32, torch.int64):
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype in INDEX_DTYPES:
+            self.memory(name, value)
             value = value.item()
         if isinstance(value, torch.SymInt):
             return int(value)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ._errors import AttentionChecks
 from ._ops import add_op_namespace_prefix, ops
 
 _ARGUMENTS = (
@@ -20,6 +21,9 @@ _ARGUMENTS = (
 
 _TERMS = 256
 """Of a sum that is computed at once."""
+
+_CHECKS = AttentionChecks("attention_fallback", anywhere=True)
+_BACKWARD_CHECKS = AttentionChecks("attention_fallback_backward", anywhere=True)
 
 library = torch.library.Library(ops.name, "FRAGMENT")
 library.define(f"attention_fallback({_ARGUMENTS}) -> (Tensor output, Tensor lse)")
@@ -44,6 +48,7 @@ def _forward(
     window_left: int,
     window_right: int,
 ) -> tuple[Tensor, Tensor]:
+    _require_memory(_CHECKS, query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks)
     with torch.autocast(query.device.type, enabled=False):
         dtype = query.dtype
         # A product's bits may depend on strides, so they are made the same.
@@ -86,6 +91,9 @@ def _backward(
     need_bias: bool,
     need_sinks: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _require_memory(
+        _BACKWARD_CHECKS, grad=grad, query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks, lse=lse
+    )
     with torch.autocast(query.device.type, enabled=False):
         dtype = query.dtype
         query, key, value, grad = (tensor.float().contiguous() for tensor in (query, key, value, grad))
@@ -138,6 +146,12 @@ def _backward(
             if need_key:
                 grad_key = _product(grad_products.mT, _finite(heads.grouped(query))).to(dtype)
         return grad_query, grad_key, grad_value, grad_bias, grad_sinks
+
+
+def _require_memory(check: AttentionChecks, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check.memory(name, tensor)
 
 
 class _Heads:

@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ._attention import MAX_HEAD_DIM, attention
 from ._cache import append_to_cache_op
-from ._errors import REFUSALS, AttentionChecks
+from ._errors import REFUSALS, AttentionChecks, is_zero
 from ._options import AttentionOptions, window_bounds
 
 Window = tuple[int, int]
@@ -211,7 +211,7 @@ def _refuse(
     check: AttentionChecks, dropout_p: object, alibi_slopes: object = None, return_attn_probs: object = False
 ) -> None:
     """Raises AttentionSetupError for what flash-attention has and this does not."""
-    if dropout_p != 0:
+    if not is_zero(dropout_p):
         check.fail("dropout_p", "be 0: nothing is dropped here", dropout_p)
     if alibi_slopes is not None:
         check.fail("alibi_slopes", "be None: they are not supported", alibi_slopes)
@@ -236,7 +236,7 @@ def _checked_options(
 ) -> AttentionOptions:
     check.flag("causal", causal)
     scale = None if softmax_scale is None else check.positive_float32("softmax_scale", softmax_scale)
-    cap = None if softcap is None or softcap == 0 else check.positive_float32("softcap", softcap)
+    cap = None if softcap is None or is_zero(softcap) else check.positive_float32("softcap", softcap)
     window = window_bounds(check, "window_size", window_size)
     return AttentionOptions(scale, cap, bool(causal), None if window == (-1, -1) else window)
 
