@@ -332,6 +332,10 @@ BAD_WINDOWS = {
 OPTIONS = {"scale": BAD_SCALES, "softcap": BAD_SCALES, "is_causal": NO_FLAGS, "window": BAD_WINDOWS}
 
 
+    "right_too_far": (3, 2**31),
+    "right_true": (2, True),
+    "right_float": (1, 2.5),
+    "none": (),
 @pytest.mark.parametrize(
     "option, value",
     [pytest.param(name, value, id=f"{name}-{id}") for name, table in OPTIONS.items() for id, value in table.items()],
@@ -345,6 +349,20 @@ def test_options_are_values(kernel):
     options = kernel.AttentionOptions(numpy.float32(0.5), 2, True, [numpy.int64(3), -1])
     assert options == kernel.AttentionOptions(0.5, 2.0, True, (3, -1))
     assert hash(options) == hash(kernel.AttentionOptions(0.5, 2.0, True, (3, -1)))
+@pytest.mark.parametrize("window", [value for value in BAD_WINDOWS.values() if isinstance(value, tuple)], ids=str)
+def test_the_message_says_which_windows_there_are(kernel, window):
+    with pytest.raises(kernel.AttentionSetupError) as caught:
+        kernel.AttentionOptions(window=window)
+    assert str(caught.value) == (
+        "AttentionOptions: window must be two integers (left, right), each from 0 to 2147483647, or -1 for no bound, "
+        f"got tuple {window}"
+    )
+
+
+def test_the_widest_window(kernel):
+    assert kernel.AttentionOptions(window=(2**31 - 1, 0)).window == (2**31 - 1, 0)
+
+
     assert [type(each) for each in (options.scale, options.softcap, *options.window)] == [float, float, int, int]
     with pytest.raises(AttributeError):
         options.scale = 1.0

@@ -42,7 +42,7 @@ def flash_attn_func(
         dropout_p: 0; nothing is dropped here.
         softmax_scale: what the products are multiplied by, by default `1 / sqrt(D)`.
         causal: whether a query sees no key behind it; the last query is aligned with the last key.
-        window_size: `(left, right)`, how far from its position a query sees keys; -1 for any distance.
+        window_size: `(left, right)`, how far from its position a query sees keys, 0 to 2^31 - 1; -1 for any distance.
         softcap: bounds the scores to `softcap * tanh(score / softcap)`; 0 for no bound.
         alibi_slopes: None; not supported.
         deterministic: ignored: results never change from call to call, once autotune has chosen.
@@ -104,7 +104,7 @@ def flash_attn_varlen_func(
         dropout_p: 0; nothing is dropped here.
         softmax_scale: what the products are multiplied by, by default `1 / sqrt(D)`.
         causal: whether a query sees no key behind it; the last query of a sequence is aligned with its last key.
-        window_size: `(left, right)`, how far from its position a query sees keys; -1 for any distance.
+        window_size: `(left, right)`, how far from its position a query sees keys, 0 to 2^31 - 1; -1 for any distance.
         softcap: bounds the scores to `softcap * tanh(score / softcap)`; 0 for no bound.
         deterministic: ignored: results never change from call to call, once autotune has chosen.
         block_table: `[B, columns]`, int32 or int64: the pages of each sequence in k and v, in their order.
@@ -159,7 +159,7 @@ def flash_attn_with_kvcache(
             that a sequence fills is not looked at.
         softmax_scale: what the products are multiplied by, by default `1 / sqrt(D)`.
         causal: whether a query sees no key behind it; the last query of a sequence is aligned with its last key.
-        window_size: `(left, right)`, how far from its position a query sees keys; -1 for any distance.
+        window_size: `(left, right)`, how far from its position a query sees keys, 0 to 2^31 - 1; -1 for any distance.
         softcap: bounds the scores to `softcap * tanh(score / softcap)`; 0 for no bound.
 
     Returns:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from enum import Enum
 
-from ._errors import AttentionChecks
+from ._errors import INT32_MAX, AttentionChecks
 
 
 class AttentionStrategy(str, Enum):
@@ -29,8 +30,8 @@ class AttentionOptions:
         scale: what the products of queries and keys are multiplied by, finite and > 0; by default `1 / sqrt(D)`.
         softcap: bounds the scores to `softcap * tanh(score / softcap)`, finite and > 0; None for no bound.
         is_causal: whether query i sees only the keys `j <= i + Sk - Sq`, so that the last query sees all.
-        window: `(left, right)`, how far before and behind its own position, `i + Sk - Sq`, a query sees keys; -1 for
-            any distance. None is `(-1, -1)`.
+        window: `(left, right)`, how far before and behind its own position, `i + Sk - Sq`, a query sees keys: 0 to
+            2^31 - 1, or -1 for any distance. None is `(-1, -1)`.
 
     Raises:
         AttentionSetupError: for an option that is not as described.
@@ -53,11 +54,15 @@ class AttentionOptions:
 
 
 def window_bounds(check: AttentionChecks, name: str, value: object) -> tuple[int, int]:
-    """Requires two distances, -1 for none, and returns them as a tuple of ints."""
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        check.fail(name, "be two integers (left, right), each >= -1", value)
+    """Requires two distances, -1 for no bound, and returns them as a tuple of ints."""
+    if not isinstance(value, tuple | list) or len(value) != 2 or not all(map(_is_bound, value)):
+        check.fail(name, f"be two integers (left, right), each from 0 to {INT32_MAX}, or -1 for no bound", value)
     left, right = value
-    return check.integer(name, left, -1), check.integer(name, right, -1)
+    return int(left), int(right)
+
+
+def _is_bound(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and -1 <= int(value) <= INT32_MAX
 
 
 def values_of(enumeration: type[Enum]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -21,6 +22,18 @@ _accelerated_names = ops.accelerated_dtypes().split(",")
 ACCELERATED_DTYPES = tuple(dtype for dtype in FLOAT_DTYPES if dtype_name(dtype) in _accelerated_names)
 """What the hardware at hand has matrix units for."""
 
+
+def _no_matrix_units() -> str:
+    if not hasattr(ops, "cpu_isa"):
+        return "there are no matrix units here"
+    cap = os.environ.get("RUDNN_CPU_ISA")
+    return (
+        f"the instruction set in use, {ops.cpu_isa()}, has no matrix units{f' (RUDNN_CPU_ISA is {cap})' if cap else ''}"
+    )
+
+
+_NO_MATRIX_UNITS = _no_matrix_units()
+
 Arguments = tuple[Any, ...]
 """Those of the op `attention` up to the window: tensors, mask and bias of four axes, and numbers."""
 
@@ -36,7 +49,9 @@ def why_not(strategy: AttentionStrategy, dtype: torch.dtype, device: torch.devic
         served = " and ".join(sorted(DEVICES - {"meta"})) or "no device"
         return f"this build has kernels for {served}, not for {device.type}"
     if strategy == AttentionStrategy.FLASH_ACCELERATED and dtype not in ACCELERATED_DTYPES:
-        names = " and ".join(map(dtype_name, ACCELERATED_DTYPES)) or "no dtype"
+        if not ACCELERATED_DTYPES:
+            return _NO_MATRIX_UNITS
+        names = " and ".join(map(dtype_name, ACCELERATED_DTYPES))
         return f"the matrix units here multiply {names}, not {dtype_name(dtype)}"
     return ""
 
