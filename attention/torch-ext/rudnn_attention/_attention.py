@@ -123,7 +123,8 @@ def attention_plan(
 ) -> AttentionPlan:
     """Tells which strategy `attention` runs a call with, and why not with the others.
 
-    With `autotune` it measures, if the call would.
+    With `autotune` it measures, if the call would. `return_lse` plays no part in it: every strategy computes the
+    log-sum-exp, whether it is returned or not.
 
     Args:
         query: as `attention` takes it; so are the others.
