@@ -6,7 +6,7 @@ import re
 import numpy
 import pytest
 import torch
-from conftest import WITHOUT_MEMORY, in_layout, not_on_the_cpu, with_storage_of
+from conftest import WITHOUT_MEMORY, in_layout, not_on_the_cpu, only_on_the_cpu, with_storage_of
 from operations import EVERYTHING, F32, SMALL, normal
 from test_ops import TENSOR_OPS, arguments
 
@@ -125,10 +125,15 @@ PAGED = {
     | sizes(0)
     | {"unknown_page": lambda tensor: tensor + 9, "no_page": lambda tensor: tensor - 9, "short": none_of(1)},
 }
+SHARED = {
+    "expanded_batch": lambda tensor: tensor[:1].expand_as(tensor),
+    "expanded_heads": lambda tensor: tensor[:, :, :1].expand_as(tensor),
+    "sliding_windows": lambda tensor: tensor.flatten().as_strided(tensor.shape, (2, 1, 4, 8)),
+}
 CACHE = {
     "q": TENSOR | TOO_WIDE | sizes(0),
-    "k_cache": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 1, 3),
-    "v_cache": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 1, 2),
+    "k_cache": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 1, 3) | SHARED,
+    "v_cache": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 1, 2) | SHARED,
     "k": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 2, 3),
     "v": TENSOR | OTHER_FLOAT | ELSEWHERE | sizes(0, 1, 2, 3),
     "cache_seqlens": NONE | NO_INTEGERS | ELSEWHERE | sizes(0) | {"too_long": lambda tensor: tensor + 5},
@@ -327,15 +332,15 @@ BAD_WINDOWS = {
     "true": (True, 2),
     "string": "12",
     "too_far": (2**31, 0),
+    "right_too_far": (3, 2**31),
+    "right_true": (2, True),
+    "right_float": (1, 2.5),
+    "none": (),
     "tensor": torch.tensor([1, 2]),
 }
 OPTIONS = {"scale": BAD_SCALES, "softcap": BAD_SCALES, "is_causal": NO_FLAGS, "window": BAD_WINDOWS}
 
 
-    "right_too_far": (3, 2**31),
-    "right_true": (2, True),
-    "right_float": (1, 2.5),
-    "none": (),
 @pytest.mark.parametrize(
     "option, value",
     [pytest.param(name, value, id=f"{name}-{id}") for name, table in OPTIONS.items() for id, value in table.items()],
@@ -344,11 +349,6 @@ def test_options_check_themselves(kernel, option, value):
     assert_refused(kernel, "AttentionOptions", option, kernel.AttentionOptions, {option: value})
 
 
-def test_options_are_values(kernel):
-    """Frozen, comparable, and of plain types whatever numbers they were made of."""
-    options = kernel.AttentionOptions(numpy.float32(0.5), 2, True, [numpy.int64(3), -1])
-    assert options == kernel.AttentionOptions(0.5, 2.0, True, (3, -1))
-    assert hash(options) == hash(kernel.AttentionOptions(0.5, 2.0, True, (3, -1)))
 @pytest.mark.parametrize("window", [value for value in BAD_WINDOWS.values() if isinstance(value, tuple)], ids=str)
 def test_the_message_says_which_windows_there_are(kernel, window):
     with pytest.raises(kernel.AttentionSetupError) as caught:
@@ -363,6 +363,11 @@ def test_the_widest_window(kernel):
     assert kernel.AttentionOptions(window=(2**31 - 1, 0)).window == (2**31 - 1, 0)
 
 
+def test_options_are_values(kernel):
+    """Frozen, comparable, and of plain types whatever numbers they were made of."""
+    options = kernel.AttentionOptions(numpy.float32(0.5), 2, True, [numpy.int64(3), -1])
+    assert options == kernel.AttentionOptions(0.5, 2.0, True, (3, -1))
+    assert hash(options) == hash(kernel.AttentionOptions(0.5, 2.0, True, (3, -1)))
     assert [type(each) for each in (options.scale, options.softcap, *options.window)] == [float, float, int, int]
     with pytest.raises(AttributeError):
         options.scale = 1.0
@@ -397,6 +402,74 @@ def test_new_keys_without_a_length(kernel, device):
     values = good_arguments("flash_attn_with_kvcache", device)
     del values["cache_seqlens"]
     assert_refused(kernel, "flash_attn_with_kvcache", "cache_seqlens", kernel.flash_attn_with_kvcache, values)
+
+
+NO_LENGTHS = {
+    "none": None,
+    "negative": -1,
+    "float": 4.0,
+    "string": "4",
+    "true": True,
+    "too_large": 2**31,
+    "two": torch.tensor([4, 4]),
+    "float_tensor": torch.tensor(4.0),
+    "freed": with_storage_of(torch.tensor(4), 0),
+}
+
+
+@pytest.mark.parametrize("case", ["flash_attn_varlen_func", "paged_varlen"])
+@pytest.mark.parametrize("argument", ["max_seqlen_q", "max_seqlen_k"])
+@pytest.mark.parametrize("value", NO_LENGTHS.values(), ids=NO_LENGTHS)
+def test_lengths_of_the_longest(kernel, device, case, argument, value):
+    name, _ = FUNCTIONS[case]
+    assert_refused(kernel, name, argument, getattr(kernel, name), {**good_arguments(case, device), argument: value})
+
+
+@pytest.mark.parametrize("case", ["flash_attn_varlen_func", "paged_varlen"])
+@pytest.mark.parametrize("argument", ["max_seqlen_q", "max_seqlen_k"])
+def test_a_sequence_longer_than_the_longest(kernel, device, case, argument):
+    only_on_the_cpu(device, "elsewhere nobody looks at what index tensors hold")
+    values = good_arguments(case, device)
+    values[argument] -= 1
+    assert_refused(kernel, "flash_attn_varlen_func", argument, kernel.flash_attn_varlen_func, values)
+    values[argument] = torch.tensor(values[argument])
+    assert_refused(kernel, "flash_attn_varlen_func", argument, kernel.flash_attn_varlen_func, values)
+
+
+def test_new_keys_and_values_in_one_memory(kernel, device):
+    values = good_arguments("flash_attn_with_kvcache", device)
+    values["v"], values["v_cache"] = values["k"], values["k_cache"]
+    assert_refused(kernel, "flash_attn_with_kvcache", "v_cache", kernel.flash_attn_with_kvcache, values)
+
+
+INTERFACE = {
+    "query": ATTENTION["query"],
+    "key": ATTENTION["key"],
+    "value": ATTENTION["value"],
+    "attention_mask": {**ATTENTION["mask"], "added_freed": lambda mask: with_storage_of(mask.float(), 0)},
+    "position_bias": ATTENTION["attn_bias"],
+    "s_aux": ATTENTION["sinks"],
+    "scaling": {"zero": lambda _: 0.0, "string": lambda _: "1"},
+    "softcap": {"negative": lambda _: -1.0, "true": lambda _: True},
+    "dropout": {"none": lambda _: None, "freed": lambda _: with_storage_of(torch.zeros(1), 0)},
+}
+INTERFACE["attention_mask"] = {id: change for id, change in INTERFACE["attention_mask"].items() if id != "float32"}
+
+
+@pytest.mark.parametrize("argument", INTERFACE)
+@pytest.mark.parametrize("added", [False, True], ids=["mask", "added_mask"])
+def test_the_attention_interface(kernel, device, argument, added):
+    """The mask is of bool or added to the scores, in front of the other bias."""
+    for id, change in INTERFACE[argument].items():
+        if added and argument == "position_bias" and id in OTHER_FLOAT:
+            continue  # The sum with the mask is float32.
+        inputs = good_arguments("attention_of_all", device)
+        values = {name: inputs[name] for name in ("query", "key", "value")}
+        mask = inputs["mask"].float() if added and argument != "attention_mask" else inputs["mask"]
+        values |= {"attention_mask": mask, "position_bias": inputs["attn_bias"], "s_aux": inputs["sinks"]}
+        values[argument] = change(values.get(argument))
+        call = kernel.sdpa_attention_forward
+        assert_refused(kernel, "sdpa_attention_forward", argument, call, {"module": torch.nn.Identity(), **values})
 
 
 def test_dropout_in_transformers(kernel, device):

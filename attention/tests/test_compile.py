@@ -214,6 +214,17 @@ def test_refused_input_raises_under_compile(kernel, device):
         run(inputs["query"], inputs["key"], inputs["value"][:, :, :-1])
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_an_expanded_cache_is_refused_under_compile(kernel, device, backend):
+    run = torch.compile(kernel.flash_attn_with_kvcache, backend=backend)
+    q, k, v = (normal((2, 1, 2, 16), F32, device=device, seed=seed) for seed in range(3))
+    cache = torch.zeros(1, 8, 2, 16, device=device).expand(2, 8, 2, 16)
+    other = torch.zeros(2, 8, 2, 16, device=device)
+    with pytest.raises(Exception, match="v_cache must have a place of its own for each element"):
+        run(q, other, cache, k, v, torch.tensor([2, 5], device=device))
+    assert not cache.any()
+
+
 @pytest.mark.parametrize("strategy", ["flash_unit", "fallback"])
 def test_freed_storage_is_refused_by_the_graph(kernel, device, strategy):
     """The ops look at it, for a trace cannot."""

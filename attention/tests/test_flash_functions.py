@@ -263,6 +263,33 @@ def test_a_sequence_that_is_not_there(kernel, device, lengths_unknown, layout):
         assert_bits_equal(cache, old)
 
 
+def test_caches_are_read_wherever_they_lie(kernel, device, lengths_unknown):
+    """Expanded ones, and one memory for both, where nothing is written."""
+    q, row = tokens(1, 2, 16, F32, device), tokens(6, 2, 16, F32, device, 1, batch=1)
+    cache = row.expand(2, 6, 2, 16)
+    dense = cache.contiguous()
+    lengths = torch.tensor([4, 6], device=device)
+    output = kernel.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths)
+    assert_bits_equal(output, kernel.flash_attn_with_kvcache(q, dense, dense.clone(), cache_seqlens=lengths))
+
+
+@pytest.mark.parametrize("layout", ["heads_first", "one_memory_side_by_side", "every_second"])
+def test_caches_of_any_strides_are_written(kernel, device, lengths_unknown, layout):
+    q, *new = (tokens(1, 2, 16, F32, device, seed) for seed in range(3))
+    if layout == "heads_first":
+        caches = [torch.zeros(2, 2, 6, 16, device=device).transpose(1, 2) for _ in range(2)]
+    elif layout == "one_memory_side_by_side":
+        caches = torch.zeros(2, 6, 2, 2, 16, device=device).unbind(2)
+    else:
+        caches = [torch.zeros(2, 6, 4, 16, device=device)[:, :, ::2] for _ in range(2)]
+    lengths = torch.tensor([4, 1], device=device)
+    kernel.flash_attn_with_kvcache(q, *caches, *new, lengths)
+    for cache, rows in zip(caches, new):
+        expected = torch.zeros(2, 6, 2, 16, device=device)
+        expected[0, 4], expected[1, 1] = rows[0, 0], rows[1, 0]
+        assert_bits_equal(cache.contiguous(), expected)
+
+
 NO_PLACE = {
     "too_long": ([4, 1], [[0, 1], [2, 3]]),
     "no_page": ([2, 1], [[0, -1], [2, 3]]),

@@ -256,8 +256,10 @@ def check_attention(
     attn_bias: object,
     sinks: object,
     bias_name: str = "attn_bias",
+    mask_name: str = "mask",
+    sinks_name: str = "sinks",
 ) -> None:
-    """Raises AttentionSetupError unless tensors go together."""
+    """Raises AttentionSetupError unless tensors go together, of which the caller knows some by other names."""
     queries = check.float_tensor("query", query)
     check.axes("query", queries, "B, Hq, Sq, D")
     keys = _check_keys(check, "key", key, "B, Hkv, Sk, D", queries)
@@ -275,19 +277,19 @@ def check_attention(
         check.fail("value", f"have the first three axes {tuple(keys.shape[:3])} of key", values)
     scores = batch, heads, length, keys.shape[2]
     if mask is not None:
-        masks = check.boolean_tensor("mask", mask)
-        check.broadcastable("mask", masks, scores)
-        check.device("mask", masks, "query", queries)
+        masks = check.boolean_tensor(mask_name, mask)
+        check.broadcastable(mask_name, masks, scores)
+        check.device(mask_name, masks, "query", queries)
     if attn_bias is not None:
         biases = check.float_tensor(bias_name, attn_bias)
         check.dtype(bias_name, biases, torch.float32, queries.dtype)
         check.broadcastable(bias_name, biases, scores)
         check.device(bias_name, biases, "query", queries)
     if sinks is not None:
-        scores_of_heads = check.float_tensor("sinks", sinks)
-        check.dtype("sinks", scores_of_heads, torch.float32, queries.dtype)
-        check.shape("sinks", scores_of_heads, (heads,))
-        check.device("sinks", scores_of_heads, "query", queries)
+        scores_of_heads = check.float_tensor(sinks_name, sinks)
+        check.dtype(sinks_name, scores_of_heads, torch.float32, queries.dtype)
+        check.shape(sinks_name, scores_of_heads, (heads,))
+        check.device(sinks_name, scores_of_heads, "query", queries)
 
 
 def _check_keys(check: AttentionChecks, name: str, value: object, axes: str, query: torch.Tensor) -> torch.Tensor:

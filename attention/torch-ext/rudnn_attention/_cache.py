@@ -16,6 +16,7 @@ library.define(
 
 _FUNCTION = "flash_attn_with_kvcache"
 _CHECKS = AttentionChecks(_FUNCTION, anywhere=True)
+_A_PLACE_FOR_EACH = "have a place of its own for each element, unlike an expanded tensor, for new keys to be written"
 
 
 def _append(
@@ -31,6 +32,11 @@ def _append(
         _CHECKS.memory(name, tensor)
     if block_table is not None:
         _CHECKS.memory("block_table", block_table)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not _is_without_overlap(cache):
+            _CHECKS.fail(name, _A_PLACE_FOR_EACH, cache.stride())
+    if k_cache.numel() > 0 and v_cache.numel() > 0 and k_cache.data_ptr() == v_cache.data_ptr():
+        _CHECKS.fail("v_cache", "be other memory than k_cache, for new keys and values to be written there", v_cache)
     batch, count = k.shape[:2]
     positions = cache_seqlens.long()[:, None] + torch.arange(count, device=k.device)
     wanted = (cache_seqlens >= 0)[:, None].expand(batch, count)
@@ -52,6 +58,19 @@ def _append(
             cache[rows // size, rows % size] = new[valid]
         elif cache.shape[0] * size > 0:
             _write_without_waiting(cache, new.flatten(0, 1), slots.flatten(), valid.flatten())
+
+
+def _is_without_overlap(cache: Tensor) -> bool:
+    """Tells whether each element has memory of its own, as in every view that no axis was expanded or unfolded in."""
+    if cache.is_contiguous() or cache.numel() == 0:
+        return True
+    extent = 1
+    for stride, size in sorted(zip(cache.stride(), cache.shape, strict=True)):
+        if size > 1:
+            if stride < extent:
+                return False
+            extent += (size - 1) * stride
+    return True
 
 
 def _require_places(wanted: Tensor, valid: Tensor, slots: Tensor) -> None:
@@ -82,7 +101,9 @@ def _write_without_waiting(cache: Tensor, new: Tensor, slots: Tensor, valid: Ten
 def _fake(
     k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, cache_seqlens: Tensor, block_table: Tensor | None
 ) -> None:
-    return None
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if any(stride == 0 and size > 1 for stride, size in zip(cache.stride(), cache.shape, strict=True)):
+            _CHECKS.fail(name, _A_PLACE_FOR_EACH, cache.stride())
 
 
 library.impl("append_to_cache", _append, "CompositeExplicitAutograd")

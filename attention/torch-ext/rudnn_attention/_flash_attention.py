@@ -115,7 +115,7 @@ def flash_attn_varlen_func(
 
     Raises:
         AttentionSetupError: for an argument that is not as described; what index tensors hold is looked at on a CPU
-            only, outside torch.compile.
+            only, outside torch.compile, and compared with max_seqlen_q and max_seqlen_k there.
 
     Source: `flash_attn_varlen_func` of flash-attention, with the sinks of its version 3 in vLLM.
     """
@@ -123,9 +123,9 @@ def flash_attn_varlen_func(
     _refuse(check, dropout_p)
     options = _options(check, softmax_scale, causal, window_size, softcap)
     packed = _check_packed(check, q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, s_aux)
-    if q.device.type == "cpu" and not is_dynamo_compiling():
-        return _one_by_one(check, packed, options, s_aux)
     longest = check.length("max_seqlen_q", max_seqlen_q), check.length("max_seqlen_k", max_seqlen_k)
+    if q.device.type == "cpu" and not is_dynamo_compiling():
+        return _one_by_one(check, packed, longest, options, s_aux)
     return _padded(packed, longest, options, s_aux)
 
 
@@ -148,8 +148,9 @@ def flash_attn_with_kvcache(
 
     Args:
         q: `[B, Sq, Hq, D]`, float32, float16 or bfloat16, any strides.
-        k_cache: `[B, capacity, Hkv, D]` of the dtype of q; with a block_table `[pages, page_size, Hkv, D]`. Written to.
-        v_cache: the same with Dv. Written to.
+        k_cache: `[B, capacity, Hkv, D]` of the dtype of q; with a block_table `[pages, page_size, Hkv, D]`. Written to
+            where there are new keys: then each element has memory of its own, unlike those of an expanded tensor.
+        v_cache: the same with Dv; where there are new keys, in other memory than k_cache.
         k: `[B, Sn, Hkv, D]` of the dtype of q: new keys, for the positions from `cache_seqlens[b]` on; None for none.
         v: `[B, Sn, Hkv, Dv]`, the values to these.
         cache_seqlens: `[B]`, int32 or int64, or one number for all: the lengths before the new keys. A negative one
@@ -294,11 +295,15 @@ class _Packed(NamedTuple):
         return rows.clamp(0, self.keys.shape[0] - 1)
 
 
-def _one_by_one(check: AttentionChecks, packed: _Packed, options: AttentionOptions, s_aux: Tensor | None) -> Tensor:
+def _one_by_one(
+    check: AttentionChecks, packed: _Packed, longest: tuple[int, int], options: AttentionOptions, s_aux: Tensor | None
+) -> Tensor:
     """Computes each sequence by itself, with lengths that the host knows."""
     queries, keys, values = packed.queries, packed.keys, packed.values
     query_lengths = _lengths(check, "cu_seqlens_q", packed.query_starts, queries.shape[0])
     key_lengths = _lengths(check, "cu_seqlens_k", packed.key_starts, None if packed.page_size else keys.shape[0])
+    _check_longest(check, "max_seqlen_q", longest[0], query_lengths)
+    _check_longest(check, "max_seqlen_k", longest[1], key_lengths)
     *query_parts, rest = queries.split([*query_lengths, queries.shape[0] - sum(query_lengths)])
     if packed.table is None:
         sizes = [*key_lengths, keys.shape[0] - sum(key_lengths)]
@@ -476,6 +481,12 @@ def _lengths(check: AttentionChecks, name: str, starts: Tensor, rows: int | None
         end = "" if rows is None else f" and end at most at {rows}"
         check.fail(name, f"begin with 0, never fall{end}", values)
     return lengths
+
+
+def _check_longest(check: AttentionChecks, name: str, longest: int, lengths: Sequence[int]) -> None:
+    """Requires room for each sequence."""
+    if longest < max(lengths, default=0):
+        check.fail(name, f"be at least {max(lengths)}, the length of the longest sequence", longest)
 
 
 def _check_table(check: AttentionChecks, table: Tensor, lengths: Sequence[int], page_size: int, pages: int) -> None:

@@ -6,10 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
-from ._attention import attention
-from ._errors import AttentionChecks
+from ._attention import attention, check_attention
+from ._checks import FLOAT_DTYPES
+from ._errors import REFUSALS, AttentionChecks, is_zero
 from ._options import AttentionOptions
+
+_CHECKS = AttentionChecks("sdpa_attention_forward", anywhere=True)
 
 
 def sdpa_attention_forward(
@@ -62,21 +66,55 @@ def sdpa_attention_forward(
     Raises:
         AttentionSetupError: for an argument that is not as described.
     """
-    if dropout != 0:
-        AttentionChecks("sdpa_attention_forward").fail("dropout", "be 0: nothing is dropped here", dropout)
+    if not is_zero(dropout):
+        _CHECKS.fail("dropout", "be 0: nothing is dropped here", dropout)
     if cache is not None:
+        _CHECKS.float_tensor("key", key)
+        _CHECKS.float_tensor("value", value)
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    queries = query.shape[2]
-    causal = causal and attention_mask is None and queries > 1
-    if causal and key.shape[2] > queries:
-        # A static cache at its first use: behind the queries' own there are no keys yet.
-        key, value = key[:, :, :queries], value[:, :, :queries]
-        position_bias = None if position_bias is None else position_bias[..., :queries]
-    mask, bias = attention_mask, position_bias
-    if attention_mask is not None and attention_mask.dtype != torch.bool:
-        mask, bias = None, attention_mask if bias is None else attention_mask + bias
-    options = AttentionOptions(scaling, softcap, causal)
-    output = attention(query, key, value, mask, bias, options, sinks=s_aux)
+    if is_dynamo_compiling():
+        _check(query, key, value, attention_mask, scaling, position_bias, softcap, s_aux)
+    try:
+        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        queries = query.shape[2]
+        causal = causal and attention_mask is None and queries > 1
+        keys, values, bias = key, value, position_bias
+        if causal and key.shape[2] > queries:
+            # A static cache at its first use: behind the queries' own there are no keys yet.
+            keys, values = key[:, :, :queries], value[:, :, :queries]
+            bias = None if bias is None else bias[..., :queries]
+        mask = attention_mask
+        if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
+            mask, bias = None, attention_mask if bias is None else _sum(attention_mask, bias)
+        output = attention(query, keys, values, mask, bias, AttentionOptions(scaling, softcap, causal), sinks=s_aux)
+    except REFUSALS:
+        _check(query, key, value, attention_mask, scaling, position_bias, softcap, s_aux)
+        raise
     assert isinstance(output, Tensor)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _sum(attention_mask: Tensor, position_bias: object) -> Tensor:
+    return _CHECKS.float_tensor("attention_mask", attention_mask) + _CHECKS.float_tensor("position_bias", position_bias)
+
+
+def _check(
+    query: object,
+    key: object,
+    value: object,
+    attention_mask: object,
+    scaling: object,
+    position_bias: object,
+    softcap: object,
+    s_aux: object,
+) -> None:
+    """Raises AttentionSetupError unless `sdpa_attention_forward` takes the arguments."""
+    for name, number in (("scaling", scaling), ("softcap", softcap)):
+        if number is not None:
+            _CHECKS.positive_float32(name, number)
+    added = isinstance(attention_mask, Tensor) and attention_mask.dtype in FLOAT_DTYPES
+    mask, bias = (None, attention_mask) if added else (attention_mask, None)
+    names = "attention_mask", "attention_mask", "s_aux"
+    check_attention(_CHECKS, query, key, value, mask, bias, s_aux, *names)
+    if position_bias is not None:
+        check_attention(_CHECKS, query, key, value, None, position_bias, None, "position_bias")
