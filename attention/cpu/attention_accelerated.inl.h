@@ -203,6 +203,10 @@ void pack_chunk(const PackedHead& head, int64_t chunk) {
                       problem.value_dim, head.values + chunk * head.value_stride);
 }
 
+// Rows of a bias are too far apart for the hardware to foresee their next chunks: so many chunks before its turn, one
+// is fetched, while products run.
+inline constexpr int64_t kBiasAhead = 3;
+
 // Chunks of keys whose weights are multiplied by their values together.
 inline constexpr int64_t kRunChunks = 4;
 
@@ -233,30 +237,6 @@ struct TileMemory {
   float* base;           // what weights are relative to: that of the sink in units of log 2, at the end a score
   float* sum;            // of the weights
   int64_t size;
-};
-
-// Where the rows of a mask or a bias begin, if there is one; lanes without a row have the first one's.
-class OperandRows {
- public:
-  OperandRows(const ScoreOperand& operand, int64_t element_size, const RowTile& tile)
-      : key_stride_(operand.key_stride) {
-    if (operand.data == nullptr) return;
-    for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
-      rows_[row] = static_cast<const char*>(operand.data) +
-                   (tile.batch * operand.batch_stride + head * operand.head_stride + query * operand.query_stride) *
-                       element_size;
-    });
-    for (int64_t row = tile.rows(); row < kAcceleratedRows; ++row) rows_[row] = rows_[0];
-  }
-
-  template <class T>
-  const T* at(int64_t row, int64_t key) const {
-    return static_cast<const T*>(static_cast<const void*>(rows_[row])) + key * key_stride_;
-  }
-
- private:
-  int64_t key_stride_;
-  const char* rows_[kAcceleratedRows];
 };
 
 // The keys of a chunk that the rows of a tile have, a bit for each.
@@ -301,52 +281,18 @@ inline void keep_in_range(const AttentionProblem& problem, const RowTile& tile, 
   });
 }
 
-// Whether a chunk of `count` keys has a bias that leaves a key to a row.
+// The terms of a bias for a chunk of `count` keys: [kKeyChunk, lanes].
 template <class T>
-inline bool any_left(const OperandRows& bias, int64_t key, int64_t count) {
-  for (int64_t row = 0; row < kAcceleratedRows; ++row) {
-    const T* source = bias.at<T>(row, key);
-    Vec largest = broadcast(-kInfinity);
-    for_each_vector(count, [&](int64_t i, auto lanes) {
-      const Vec terms = keep(load(source + i, lanes), lanes, largest);
-      // NaN takes part.
-      largest = where_less(terms, broadcast(kLowest), largest, broadcast(0.0f));
-    });
-    if (reduce_max(largest) == 0.0f) return true;
-  }
-  return false;
+inline void transpose_chunk_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
+  transpose_bias<T>(bias, key, count, terms);
 }
 
-// Rows of a bias are too far apart for the hardware to foresee their next chunks.
-inline constexpr int64_t kBiasAhead = 4 * kKeyChunk;
-
-// A chunk's terms of the bias as columns, [kKeyChunk, lanes]; 0 from `count` on.
-template <class T>
-inline void transpose_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
-  for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
-    for_each_vector(count, [&](int64_t i, auto lanes) {
-      Vec block[kWidth];
-      for (int row = 0; row < kWidth; ++row) {
-        const T* source = bias.at<T>(first_row + row, key) + i;
-        __builtin_prefetch(source + kBiasAhead, 0, 2);
-        block[row] = load(source, lanes);
-      }
-      transpose(block);
-      for (int k = 0; k < kWidth; ++k) store(terms + (i + k) * kAcceleratedRows + first_row, block[k], Full{});
-    });
-  }
-}
-
-// The same, in which neighbouring keys stay pairs while rows become columns.
+// Neighbouring keys stay pairs while rows become columns.
 template <>
-inline void transpose_bias<bfloat16>(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
+inline void transpose_chunk_bias<bfloat16>(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
     __m512i pairs[16];
-    for (int row = 0; row < 16; ++row) {
-      const bfloat16* source = bias.at<bfloat16>(first_row + row, key);
-      __builtin_prefetch(source + kBiasAhead, 0, 2);
-      pairs[row] = load_row(source, 0, count);
-    }
+    for (int row = 0; row < 16; ++row) pairs[row] = load_row(bias.at<bfloat16>(first_row + row, key), 0, count);
     transpose(pairs);
     for (int k = 0; k < 16; ++k) {
       float* even = terms + 2 * k * kAcceleratedRows + first_row;
@@ -356,9 +302,9 @@ inline void transpose_bias<bfloat16>(const OperandRows& bias, int64_t key, int64
   }
 }
 
-// Terms of the bias for a chunk of `count` keys.
-inline Addends fill_bias_addends(const AttentionProblem& problem, const OperandRows& rows, const RowTile& tile,
-                                 int64_t key, int64_t count, float* addends) {
+// Addends of the bias alone for a chunk of `count` keys.
+inline Addends fill_chunk_addends(const AttentionProblem& problem, const OperandRows& rows, const RowTile& tile,
+                                  int64_t key, int64_t count, float* addends) {
   const ScoreOperand& bias = problem.bias;
   if (bias.data == nullptr) return Addends::kNone;
   if (bias.key_stride == 1 && !same_for_all_rows(bias, tile)) {
@@ -366,7 +312,7 @@ inline Addends fill_bias_addends(const AttentionProblem& problem, const OperandR
     visit_dtype(problem.bias_dtype, [&](auto element) {
       using T = typename decltype(element)::type;
       if (!any_left<T>(rows, key, count)) return;
-      transpose_bias<T>(rows, key, count, addends);
+      transpose_chunk_bias<T>(rows, key, count, addends);
       filled = Addends::kSome;
     });
     return filled;
@@ -393,7 +339,7 @@ inline void find_chunk(const AttentionProblem& problem, const OperandRows& mask_
     const int64_t key = index * kKeyChunk;
     const int64_t count = smaller(kKeyChunk, end - key);
     chunk.index = index;
-    chunk.addends = fill_bias_addends(problem, bias_rows, tile, key, count, addends);
+    chunk.addends = fill_chunk_addends(problem, bias_rows, tile, key, count, addends);
     if (chunk.addends == Addends::kNothingLeft) continue;
     const bool partial = !tile_keys.all_have(key, key + kKeyChunk);
     chunk.some_excluded = partial || problem.mask.data != nullptr;
@@ -662,8 +608,8 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
   const int64_t end = smaller(last_key, tile_keys.last());
   const int64_t steps = packed(problem.head_dim) / kPackedDim;
   const int64_t blocks = memory.value_dim / kPackedDim;
-  const OperandRows mask_rows(problem.mask, 1, tile);
-  const OperandRows bias_rows(problem.bias, problem.bias_dtype == DType::kFloat32 ? 4 : 2, tile);
+  const OperandRows mask_rows(problem.mask, 1, tile, kAcceleratedRows);
+  const OperandRows bias_rows(problem.bias, bias_bytes(problem), tile, kAcceleratedRows);
   const auto find = [&](int64_t index, KeyChunk& chunk) {
     find_chunk(problem, mask_rows, bias_rows, tile, tile_keys, index, end, memory.addends, chunk);
   };
@@ -714,8 +660,15 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
     const int64_t due = complete.chunks == 0 ? 0 : run.chunks * blocks / kRunChunks - complete.blocks;
     const int64_t pauses = Products::kPauses * ((next.exists ? steps : 0) + due * complete.chunks);
     const int64_t parts = pauses == 0 ? 0 : ceil_div(Weighing::kParts, pauses);
+    const int64_t offset = (chunk.index + kBiasAhead) * kKeyChunk * bias_bytes(problem);
+    int64_t fetched = problem.bias.data != nullptr && problem.bias.key_stride == 1 ? 0 : kAcceleratedRows;
     const auto work = [&]() __attribute__((always_inline)) {
       for (int64_t part = 0; part < parts; ++part) weighing.do_part();
+      if (fetched < kAcceleratedRows) {
+        bias_rows.fetch(fetched, offset);
+        bias_rows.fetch(fetched + 1, offset);
+        fetched += 2;
+      }
     };
     if (next.exists) multiply_keys(next, memory.scores[1 - turn], work);
     if (due > 0) {
@@ -734,9 +687,11 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
 
 // The memory of the few rows of a key head.
 inline constexpr int64_t kFewKeys = 128;
+inline constexpr int kFewVectors = 4;  // of columns of values that are summed at a time
 
 struct FewMemory {
-  FewMemory(const AttentionProblem& problem, float* memory) : value_dim(round_up(problem.value_dim, kFewColumns)) {
+  FewMemory(const AttentionProblem& problem, float* memory)
+      : value_dim(round_up(problem.value_dim, kFewVectors * kWidth)) {
     Scratch scratch(memory);
     queries = as_bfloat16(scratch.take(packed(problem.head_dim) * kFewRows / 2));
     keys = as_bfloat16(scratch.take(kKeyChunk * packed(problem.head_dim) / 2));
@@ -747,9 +702,6 @@ struct FewMemory {
     sum = scratch.take(kFewRows);
     size = scratch.taken();
   }
-
-  // Columns of values that are summed at a time.
-  static constexpr int64_t kFewColumns = 64;
 
   int64_t value_dim;
   bfloat16* queries;  // right operand
@@ -762,25 +714,52 @@ struct FewMemory {
   int64_t size;
 };
 
-inline void prefetch_row(const bfloat16* row, int64_t dim) {
-  for (int64_t i = 0; i < dim; i += 32) __builtin_prefetch(row + i);
+// Rows that will be needed soon. While keys are multiplied their values are fetched, and while values are added the
+// next keys: the hardware foresees neither, and at the pace of the products neither waits for the other.
+struct RowsAhead {
+  const bfloat16* rows;
+  int64_t stride;
+  int64_t count;
+  int64_t dim;
+
+  // Inline, since compilers leave out calls of functions that do nothing but this.
+  [[gnu::always_inline]] void fetch(int64_t row) const {
+    if (row >= count) return;
+    for (int64_t i = 0; i < dim; i += kLine) __builtin_prefetch(rows + row * stride + i, 0, 2);
+  }
+
+ private:
+  static constexpr int64_t kLine = 32;  // elements
+};
+
+// Rows [first, first + count) of a head.
+inline RowsAhead rows_ahead(const HeadRows& source, const bfloat16* rows, int64_t first, int64_t count, int64_t dim) {
+  return {rows + first * source.row_stride, source.row_stride, count, dim};
 }
 
-// Adds weighted values to kRows rows of the output, kVectors vectors of columns, of which the last has `last` lanes. As
-// many keys further on, what will be needed soon is fetched. Returns false, and adds nothing, if a sum is not finite.
-template <int kRows, int kVectors>
-inline bool add_values(const bfloat16* values, int64_t row_stride, int64_t count, const float* weights, int64_t last,
-                       float* output, int64_t stride) {
+// Of some rows for each key.
+struct Weights {
+  const float* data;
+  int64_t stride;  // from key to key
+
+  float of(int64_t key, int64_t row) const { return data[key * stride + row]; }
+};
+
+// Adds weighted values to kRows rows of the output, kVectors vectors of columns, of which the last has `last` lanes,
+// and with each key fetches what is ahead. Returns false, and adds nothing, if a sum is not finite.
+template <int kRows, int kVectors, class Ahead>
+inline bool add_values(const bfloat16* values, int64_t row_stride, int64_t count, Weights weights, int64_t last,
+                       const Ahead& ahead, float* output, int64_t stride) {
   Vec sums[kRows][kVectors];
   for (auto& row : sums) {
     for (auto& sum : row) sum = broadcast(0.0f);
   }
   const auto add_key = [&](int64_t key, auto lanes) __attribute__((always_inline)) {
+    ahead(key);
     Vec columns[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       const bfloat16* source = values + key * row_stride + v * kWidth;
-      if (v % 2 == 0) __builtin_prefetch(source + count * row_stride);
       if (v == kVectors - 1) {
         columns[v] = load(source, lanes);
       } else {
@@ -789,7 +768,7 @@ inline bool add_values(const bfloat16* values, int64_t row_stride, int64_t count
     }
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      const Vec weight = broadcast(weights[key * kFewRows + row]);
+      const Vec weight = broadcast(weights.of(key, row));
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sums[row][v] = fma(weight, columns[v], sums[row][v]);
     }
@@ -819,53 +798,70 @@ inline bool add_values(const bfloat16* values, int64_t row_stride, int64_t count
 
 // The same sums for one row and any columns, where a weight of 0 takes nothing of its value.
 [[gnu::noinline]] void add_selected_values(const bfloat16* values, int64_t row_stride, int64_t count, int64_t columns,
-                                           const float* weights, float* output) {
+                                           Weights weights, float* output) {
   for_each_vector(columns, [&](int64_t i, auto lanes) {
     Vec sum = broadcast(0.0f);
     for (int64_t key = 0; key < count; ++key) {
-      const float weight = weights[key * kFewRows];
+      const float weight = weights.of(key, 0);
       if (weight != 0.0f) sum = fma(broadcast(weight), load(values + key * row_stride + i, lanes), sum);
     }
     store(output + i, load(output + i, lanes) + sum, lanes);
   });
 }
 
-template <int kRows, int kVectors>
-inline void add_value_columns(const AttentionProblem& problem, const bfloat16* values, int64_t count, int64_t column,
-                              int64_t row, const FewMemory& memory) {
-  const int64_t columns = smaller(kVectors * kWidth, problem.value_dim - column);
-  const float* weights = memory.scores + row;
-  float* output = memory.output + row * memory.value_dim + column;
-  const int64_t stride = problem.value.row_stride;
-  const auto selected = [&](int rows) {
-    for (int i = 0; i < rows; ++i) {
-      add_selected_values(values + column, stride, count, columns, weights + i, output + i * memory.value_dim);
+// Weighted values of `count` keys, from some column on, that rows of an output get.
+struct WeightedValues {
+  const bfloat16* values;
+  int64_t row_stride;
+  int64_t count;
+  Weights weights;
+  float* output;
+  int64_t stride;
+
+  template <int kRows, int kVectors, class Ahead>
+  void add(int64_t column, int64_t columns, const Ahead& ahead) const {
+    if (add_values<kRows, kVectors>(values + column, row_stride, count, weights, columns - (kVectors - 1) * kWidth,
+                                    ahead, output + column, stride)) {
+      return;
     }
-  };
-  if (columns > (kVectors - 1) * kWidth) {
-    if (!add_values<kRows, kVectors>(values + column, stride, count, weights, columns - (kVectors - 1) * kWidth, output,
-                                     memory.value_dim)) {
-      selected(kRows);
+    for (int row = 0; row < kRows; ++row) {
+      add_selected_values(values + column, row_stride, count, columns, {weights.data + row, weights.stride},
+                          output + row * stride + column);
     }
-    return;
   }
-  for (int64_t i = 0; i < columns; i += kWidth) {
-    if (!add_values<kRows, 1>(values + column + i, stride, count, weights, smaller(kWidth, columns - i), output + i,
-                              memory.value_dim)) {
-      for (int r = 0; r < kRows; ++r) {
-        add_selected_values(values + column + i, stride, count, smaller(kWidth, columns - i), weights + r,
-                            output + r * memory.value_dim + i);
+
+  // Up to kFewVectors vectors of columns.
+  template <int kRows, class Ahead>
+  void add_columns(int64_t columns, const Ahead& ahead) const {
+    if (columns > (kFewVectors - 1) * kWidth) return add<kRows, kFewVectors>(0, columns, ahead);
+    add<kRows, 1>(0, smaller(kWidth, columns), ahead);
+    for (int64_t i = kWidth; i < columns; i += kWidth) add<kRows, 1>(i, smaller(kWidth, columns - i), [](int64_t) {});
+  }
+};
+
+// Adds the weighted values of `count` keys to the rows of the output, and with each key fetches a row that is ahead.
+inline void add_weighted_values(const AttentionProblem& problem, const bfloat16* values, int64_t count, int64_t rows,
+                                Weights weights, const RowsAhead& ahead, const FewMemory& memory) {
+  const auto fetch = [&](int64_t key) __attribute__((always_inline)) { ahead.fetch(key); };
+  const auto nothing = [](int64_t) {};
+  for (int64_t column = 0; column < problem.value_dim; column += kFewVectors * kWidth) {
+    const int64_t columns = smaller(kFewVectors * kWidth, problem.value_dim - column);
+    for (int64_t row = 0; row < rows;) {
+      const WeightedValues part = {values + column,
+                                   problem.value.row_stride,
+                                   count,
+                                   {weights.data + row, weights.stride},
+                                   memory.output + row * memory.value_dim + column,
+                                   memory.value_dim};
+      const bool first = row == 0 && column == 0;
+      if (row + 4 <= rows) {
+        first ? part.add_columns<4>(columns, fetch) : part.add_columns<4>(columns, nothing);
+        row += 4;
+      } else {
+        first ? part.add_columns<1>(columns, fetch) : part.add_columns<1>(columns, nothing);
+        row += 1;
       }
     }
-  }
-}
-
-inline void add_weighted_values(const AttentionProblem& problem, const bfloat16* values, int64_t count, int64_t rows,
-                                const FewMemory& memory) {
-  for (int64_t column = 0; column < problem.value_dim; column += FewMemory::kFewColumns) {
-    int64_t row = 0;
-    for (; row + 4 <= rows; row += 4) add_value_columns<4, 4>(problem, values, count, column, row, memory);
-    for (; row < rows; ++row) add_value_columns<1, 4>(problem, values, count, column, row, memory);
   }
 }
 
@@ -891,7 +887,7 @@ void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t fi
     LaneKeys lane_keys;
     const bool partial = !tile_keys.all_have(key, key + padded);
     if (partial) fill_lane_keys(problem, tile, key, kFewRows, lane_keys);
-    const int64_t next = smaller(kFewKeys, end - key - count);  // keys of the next tile
+    const RowsAhead values_ahead = rows_ahead(problem.value, values, key, count, problem.value_dim);
     for (int64_t i = 0; i < padded; i += kKeyChunk) {
       const bfloat16* chunk = keys + (key + i) * problem.key.row_stride;
       int64_t stride = problem.key.row_stride;
@@ -900,9 +896,7 @@ void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t fi
         chunk = memory.keys;
         stride = packed(problem.head_dim);
       }
-      for (int64_t row = i; row < smaller(i + kKeyChunk, next); ++row) {
-        prefetch_row(keys + (key + count + row) * problem.key.row_stride, problem.head_dim);
-      }
+      for (int64_t row = i; row < i + kKeyChunk; ++row) values_ahead.fetch(row);
       Products::multiply_narrow(chunk, stride, kPackedDim, memory.queries, steps, memory.scores + i * kFewRows);
     }
     const bool changed = !scoring.direct || addends == Addends::kSome;
@@ -931,9 +925,90 @@ void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t fi
         store(sums + i, broadcast(corrections[row]) * load(sums + i, Full{}), Full{});
       }
     }
-    add_weighted_values(problem, values + key * problem.value.row_stride, count, rows, memory);
+    add_weighted_values(
+        problem, values + key * problem.value.row_stride, count, rows, {memory.scores, kFewRows},
+        rows_ahead(problem.key, keys, key + count, smaller(kFewKeys, end - key - count), problem.head_dim), memory);
   }
   finish_lanes(scoring.unit, kFewRows, {memory.maximum, memory.sum});
+}
+
+// products[i] = the product of row i of `count` rows with another one, which is 0 from `dim` on.
+inline void multiply_rows(const bfloat16* rows, int64_t row_stride, int64_t count, int64_t dim, const bfloat16* other,
+                          const RowsAhead& ahead, float* products) {
+  constexpr int kRows = 8;
+  for (int64_t first = 0; first < count; first += kRows) {
+    const int64_t last = smaller(first + kRows, count) - 1;
+    const bfloat16* row[kRows];
+    Vec sums[kRows];
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+      row[i] = rows + smaller(first + i, last) * row_stride;
+      sums[i] = broadcast(0.0f);
+      ahead.fetch(first + i);
+    }
+    for (int64_t step = 0; step < dim; step += kPackedDim) {
+      const auto factor = reinterpret_cast<__m512bh>(_mm512_load_si512(other + step));
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i) {
+        const auto elements = reinterpret_cast<__m512bh>(load_row(row[i], step, dim));
+        sums[i].value = _mm512_dpbf16_ps(sums[i].value, elements, factor);
+      }
+    }
+    reduce_add_each(sums, products + first);
+  }
+}
+
+// The same from a single row, which would leave matrix units empty: its scores have a lane for each key.
+void attend_one(const AttentionProblem& problem, const RowTile& tile, int64_t first_key, int64_t last_key,
+                bool with_sinks, const FewMemory& memory) {
+  const SoftmaxScoring scoring(problem);
+  const bfloat16* keys = rows_of<bfloat16>(problem.key, tile.batch, tile.key_head);
+  const bfloat16* values = rows_of<bfloat16>(problem.value, tile.batch, tile.key_head);
+  const bfloat16* query =
+      rows_of<bfloat16>(problem.query, tile.batch, tile.head) + tile.query * problem.query.row_stride;
+  for (int64_t i = 0; i < packed(problem.head_dim); i += kPackedDim) {
+    _mm512_store_si512(memory.queries + i, load_row(query, i, problem.head_dim));
+  }
+  start_lanes(problem, tile, with_sinks, scoring.unit, 1, {memory.maximum, memory.sum});
+  clear(memory.output, memory.value_dim);
+  const KeyRange range = keys_of(problem, tile.query);
+  const int64_t end = smaller(last_key, range.last);
+  const bool with_addends = problem.mask.data != nullptr || problem.bias.data != nullptr;
+  for (int64_t key = larger(first_key, range.first); key < end; key += kFewKeys) {
+    const int64_t count = smaller(kFewKeys, end - key);
+    const Addends addends = with_addends ? Addends::kSome : Addends::kNone;
+    if (with_addends) {
+      const Vec left = fill_addend_row(problem, tile.batch, tile.head, tile.query, key, count, memory.addends);
+      if (reduce_max(left) == 0.0f) continue;
+    }
+    multiply_rows(keys + key * problem.key.row_stride, problem.key.row_stride, count, problem.head_dim, memory.queries,
+                  rows_ahead(problem.value, values, key, count, problem.value_dim), memory.scores);
+    Vec largest = broadcast(memory.maximum[0]);
+    for_each_vector(count, [&](int64_t i, auto lanes) {
+      const Vec score = scoring.finish(load(memory.scores + i, Full{}), addends, memory.addends + i);
+      store(memory.scores + i, keep(score, lanes, broadcast(-kInfinity)), Full{});
+      largest = max(load(memory.scores + i, Full{}), largest);
+    });
+    const float maximum = reduce_max(largest);
+    const Vec base = broadcast(maximum < kLowest ? 0.0f : maximum);
+    const auto weight_of = [&](Vec score) { return exp2_or_zero((score - base) * broadcast(scoring.factor)); };
+    Vec sum = broadcast(0.0f);
+    for (int64_t i = 0; i < count; i += kWidth) {
+      const Vec weight = weight_of(load(memory.scores + i, Full{}));
+      store(memory.scores + i, weight, Full{});
+      sum = sum + weight;
+    }
+    const Vec correction = weight_of(broadcast(memory.maximum[0]));
+    memory.sum[0] = memory.sum[0] * first_lane(correction) + reduce_add(sum);
+    memory.maximum[0] = maximum;
+    for (int64_t i = 0; i < memory.value_dim; i += kWidth) {
+      store(memory.output + i, correction * load(memory.output + i, Full{}), Full{});
+    }
+    add_weighted_values(
+        problem, values + key * problem.value.row_stride, count, 1, {memory.scores, 1},
+        rows_ahead(problem.key, keys, key + count, smaller(kFewKeys, end - key - count), problem.head_dim), memory);
+  }
+  finish_lanes(scoring.unit, 1, {memory.maximum, memory.sum});
 }
 
 }  // namespace
@@ -981,7 +1056,8 @@ void attention_few(const AttentionArgs& args, float* scratch, int64_t begin, int
     const int64_t split = unit % args.splits;
     const int64_t head = unit / args.splits;
     const RowTile tile = row_tile(problem, kFewRows, head / problem.key_heads, head % problem.key_heads, 0);
-    attend_few(problem, tile, split * args.split_keys, (split + 1) * args.split_keys, args.splits == 1, memory);
+    const auto attend_from = tile.rows() == 1 ? attend_one : attend_few;
+    attend_from(problem, tile, split * args.split_keys, (split + 1) * args.split_keys, args.splits == 1, memory);
     store_results<bfloat16>(args, tile, split, memory.output, memory.value_dim, memory.maximum, memory.sum);
   }
 }

@@ -270,6 +270,90 @@ inline bool same_for_all_rows(const ScoreOperand& operand, const RowTile& tile) 
          ((operand.query_stride == 0 || tile.queries == 1) && (operand.head_stride == 0 || tile.heads == 1));
 }
 
+// Bytes of an element of the bias.
+inline int64_t bias_bytes(const AttentionProblem& problem) { return problem.bias_dtype == DType::kFloat32 ? 4 : 2; }
+
+// Where the rows of a mask or a bias begin, if there is one; those of `lanes` without a row where the first one does.
+class OperandRows {
+ public:
+  OperandRows(const ScoreOperand& operand, int64_t element_size, const RowTile& tile, int64_t lanes)
+      : key_bytes_(operand.key_stride * element_size), lanes_(lanes) {
+    if (operand.data == nullptr) return;
+    for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
+      rows_[row] = static_cast<const char*>(operand.data) +
+                   (tile.batch * operand.batch_stride + head * operand.head_stride + query * operand.query_stride) *
+                       element_size;
+    });
+    for (int64_t row = tile.rows(); row < lanes; ++row) rows_[row] = rows_[0];
+  }
+
+  int64_t lanes() const { return lanes_; }
+
+  template <class T>
+  const T* at(int64_t row, int64_t key) const {
+    return static_cast<const T*>(static_cast<const void*>(rows_[row] + key * key_bytes_));
+  }
+
+  // Fetches what lies so many bytes behind the start of a row. Inline, since compilers leave out calls of functions
+  // that do nothing but this.
+  [[gnu::always_inline]] void fetch(int64_t row, int64_t offset) const { __builtin_prefetch(rows_[row] + offset); }
+
+ private:
+  int64_t key_bytes_;
+  int64_t lanes_;
+  const char* rows_[kMaxRowTile];
+};
+
+// Whether a bias, whose keys are neighbours, leaves one of `count` keys to a row.
+template <class T>
+inline bool any_left(const OperandRows& bias, int64_t key, int64_t count) {
+  for (int64_t row = 0; row < bias.lanes(); ++row) {
+    const T* source = bias.at<T>(row, key);
+    Vec largest = broadcast(-kInfinity);
+    for_each_vector(count, [&](int64_t i, auto lanes) {
+      const Vec terms = keep(load(source + i, lanes), lanes, largest);
+      // NaN takes part.
+      largest = where_less(terms, broadcast(kLowest), largest, broadcast(0.0f));
+    });
+    if (reduce_max(largest) == 0.0f) return true;
+  }
+  return false;
+}
+
+// The terms of a bias, whose keys are neighbours, for `count` keys: [count, lanes], -inf up to a multiple of the vector
+// width.
+template <class T>
+inline void transpose_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
+  const int64_t width = bias.lanes();
+  for (int64_t first_row = 0; first_row < width; first_row += kWidth) {
+    for_each_vector(count, [&](int64_t i, auto lanes) {
+      Vec block[kWidth];
+      for (int row = 0; row < kWidth; ++row) {
+        block[row] = keep(load(bias.at<T>(first_row + row, key) + i, lanes), lanes, broadcast(-kInfinity));
+      }
+      transpose(block);
+      for (int k = 0; k < kWidth; ++k) store(terms + (i + k) * width + first_row, block[k], Full{});
+    });
+  }
+}
+
+// Addends of a bias whose keys are neighbours, without a mask.
+inline Addends fill_bias_addends(const AttentionProblem& problem, const RowTile& tile, int64_t key, int64_t count,
+                                 int64_t width, float* addends) {
+  Addends filled = Addends::kNothingLeft;
+  visit_dtype(problem.bias_dtype, [&](auto element) {
+    using T = typename decltype(element)::type;
+    const OperandRows rows(problem.bias, bias_bytes(problem), tile, width);
+    if (!any_left<T>(rows, key, count)) return;
+    filled = Addends::kSome;
+    transpose_bias<T>(rows, key, count, addends);
+  });
+  for (int64_t lane = tile.rows(); lane < width; ++lane) {
+    for (int64_t i = 0; i < count; ++i) addends[i * width + lane] = -kInfinity;
+  }
+  return filled;
+}
+
 // Addends [count, width] of a tile of scores; rows up to a multiple of the vector width are written. Where rows differ,
 // lanes without a row have no key.
 inline Addends fill_addends(const AttentionProblem& problem, const RowTile& tile, int64_t key, int64_t count,
@@ -286,6 +370,9 @@ inline Addends fill_addends(const AttentionProblem& problem, const RowTile& tile
       }
     }
     return Addends::kSome;
+  }
+  if (problem.mask.data == nullptr && problem.bias.key_stride == 1) {
+    return fill_bias_addends(problem, tile, key, count, width, addends);
   }
   alignas(64) float rows[kWidth][kMaxKeyTile];
   const auto flush = [&](int64_t first_row) {

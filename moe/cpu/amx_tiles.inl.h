@@ -66,10 +66,19 @@ inline void add_product(const LeftTiles& left0, const LeftTiles& left1, const bf
     const LeftTile a1 = left_tile(left1, step, copies[1]);
     __asm__ volatile("" : : : "memory");
     const bfloat16* b = right + step * right_step;
-    _tile_loadd(6, b, 64);
+    _tile_loadd(5, b, 64);
     _tile_loadd(4, a0.data, a0.row_bytes);
-    if constexpr (kTwo) _tile_loadd(7, b + kTileSize, 64);
-    _tile_loadd(5, a1.data, a1.row_bytes);
+    _tile_dpbf16ps(0, 4, 5);
+    if constexpr (kTwo) {
+      _tile_loadd(5, b + kTileSize, 64);
+      _tile_dpbf16ps(1, 4, 5);
+    }
+    _tile_loadd(4, a1.data, a1.row_bytes);
+    if constexpr (kTwo) {
+      _tile_dpbf16ps(3, 4, 5);
+      _tile_loadd(5, b, 64);
+    }
+    _tile_dpbf16ps(2, 4, 5);
     if (prefetch_distance != 0) {
       const auto* soon0 = reinterpret_cast<const char*>(left0.data + step * left0.step_stride + prefetch_distance);
       const auto* soon1 = reinterpret_cast<const char*>(left1.data + step * left1.step_stride + prefetch_distance);
@@ -79,10 +88,6 @@ inline void add_product(const LeftTiles& left0, const LeftTiles& left1, const bf
         __builtin_prefetch(soon1 + row * 2 * left1.row_stride, 0, 2);
       }
     }
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kTwo) _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    if constexpr (kTwo) _tile_dpbf16ps(3, 5, 7);
     between();
   }
 }

@@ -1,6 +1,10 @@
 // Tiles of AMX for bfloat16. Include first, before the code that uses it; between configure_tiles() and release_tiles()
 // a thread may multiply.
 //
+// A processor has more tiles than names for them, so that a load need not wait until the products of what was there
+// before are done. While the other thread of a core is busy there are about ten: products that use few of the eight
+// names then run up to twice as fast, even if they load some tiles twice.
+//
 // A left tile holds 16 rows of 32 elements, as they lie in memory. A right tile holds 32 rows of 16 columns as 16 pairs
 // of rows: [pair][column][2].
 #pragma once

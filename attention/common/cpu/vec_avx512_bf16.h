@@ -18,7 +18,7 @@ inline __m512i load_row(const bfloat16* row, int64_t column, int64_t columns) {
   return _mm512_maskz_loadu_epi16(count <= 0 ? 0 : (__mmask32{1} << count) - 1, row + column);
 }
 
-inline void transpose(__m512i (&rows)[16]) {
+[[gnu::always_inline]] inline void transpose(__m512i (&rows)[16]) {
   Vec vectors[16];
   for (int i = 0; i < 16; ++i) vectors[i].value = _mm512_castsi512_ps(rows[i]);
   transpose(vectors);

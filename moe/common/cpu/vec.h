@@ -26,7 +26,7 @@ inline void reduce_add_each(const Vec (&vectors)[kCount], float* sums) {
 
 // Calls body(offset, lanes) over [0, length) in vectors.
 template <class Body>
-inline void for_each_vector(int64_t length, Body&& body) {
+[[gnu::always_inline]] inline void for_each_vector(int64_t length, Body&& body) {
   int64_t offset = 0;
   for (; offset + kWidth <= length; offset += kWidth) body(offset, Full{});
   if (offset < length) body(offset, Partial{static_cast<int>(length - offset)});
