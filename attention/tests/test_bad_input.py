@@ -436,10 +436,38 @@ def test_a_sequence_longer_than_the_longest(kernel, device, case, argument):
     assert_refused(kernel, "flash_attn_varlen_func", argument, kernel.flash_attn_varlen_func, values)
 
 
-def test_new_keys_and_values_in_one_memory(kernel, device):
-    values = good_arguments("flash_attn_with_kvcache", device)
-    values["v"], values["v_cache"] = values["k"], values["k_cache"]
+ONE_MEMORY = {
+    "the_same": lambda memory: (memory, memory),
+    "the_beginning_of_each_row": lambda memory: (memory, memory[..., :4]),
+    "shifted_columns": lambda memory: (memory[..., :-1], memory[..., 1:]),
+    "shifted_heads": lambda memory: (memory[:, :, :-1], memory[:, :, 1:]),
+    "shifted_rows": lambda memory: (memory[:, :-1], memory[:, 1:]),
+}
+
+
+@pytest.mark.parametrize("case", ONE_MEMORY)
+def test_new_keys_and_values_in_one_memory(kernel, device, case):
+    """Where they differ, one would be written over the other."""
+    k_cache, v_cache = ONE_MEMORY[case](torch.zeros(2, 8, 3, 16, device=device))
+    k, v = (torch.full_like(cache[:, :2], filling) for cache, filling in ((k_cache, 1.0), (v_cache, 2.0)))
+    values = {"q": torch.ones_like(k), "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "cache_seqlens": 2}
     assert_refused(kernel, "flash_attn_with_kvcache", "v_cache", kernel.flash_attn_with_kvcache, values)
+    assert not k_cache.any()
+    assert not v_cache.any()
+
+
+def test_one_memory_with_other_strides(kernel, device):
+    """Whether an element is shared is not found out: it is enough that one might be."""
+    memory = torch.zeros(2 * 4 * 4 * 8, device=device)
+    k_cache = memory[: 4 * 4 * 8].view(1, 4, 4, 8)
+    for offset, refused in ((0, True), (4 * 4 * 8 - 1, True), (4 * 4 * 8, False)):
+        v_cache = memory[offset : offset + 4 * 4 * 8].view(1, 4, 4, 8).transpose(1, 2)
+        k, v = (torch.ones(1, 1, 4, 8, device=device) for _ in range(2))
+        values = {"q": k, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "cache_seqlens": 2}
+        if refused:
+            assert_refused(kernel, "flash_attn_with_kvcache", "v_cache", kernel.flash_attn_with_kvcache, values)
+        else:
+            kernel.flash_attn_with_kvcache(**values)
 
 
 INTERFACE = {

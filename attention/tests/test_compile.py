@@ -20,6 +20,7 @@ from operations import (
     normal,
     random_gradient,
 )
+from torch._dynamo.exc import TorchRuntimeError
 from torch._dynamo.testing import CompileCounterWithBackend
 
 pytestmark = pytest.mark.isa_independent
@@ -220,9 +221,28 @@ def test_an_expanded_cache_is_refused_under_compile(kernel, device, backend):
     q, k, v = (normal((2, 1, 2, 16), F32, device=device, seed=seed) for seed in range(3))
     cache = torch.zeros(1, 8, 2, 16, device=device).expand(2, 8, 2, 16)
     other = torch.zeros(2, 8, 2, 16, device=device)
-    with pytest.raises(Exception, match="v_cache must have a place of its own for each element"):
+    with pytest.raises(TorchRuntimeError, match="v_cache must have strides that give each element a place of its own"):
         run(q, other, cache, k, v, torch.tensor([2, 5], device=device))
     assert not cache.any()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_keys_and_values_in_one_cache_under_compile(kernel, device, backend):
+    """Refused as in an eager call, unless both are the same."""
+    run = torch.compile(kernel.flash_attn_with_kvcache, fullgraph=True, backend=backend)
+    q, k, v = (normal((2, 1, 2, 16), F32, device=device, seed=seed) for seed in range(3))
+    lengths = torch.tensor([2, 5], device=device)
+    memory = torch.zeros(2, 9, 2, 16, device=device)
+    for caches in ((memory, memory), (memory[:, 1:], memory[:, :-1])):
+        with pytest.raises(TorchRuntimeError, match="v_cache must share no element with k_cache"):
+            run(q, *caches, k, v, lengths)
+        assert not memory.any()
+    other = memory.clone()
+    torch.testing.assert_close(
+        run(q, memory, memory[..., :10], k, k[..., :10], lengths),
+        kernel.flash_attn_with_kvcache(q, other, other[..., :10], k, k[..., :10], lengths),
+    )
+    assert_bits_equal(memory, other)
 
 
 @pytest.mark.parametrize("strategy", ["flash_unit", "fallback"])

@@ -290,6 +290,68 @@ def test_caches_of_any_strides_are_written(kernel, device, lengths_unknown, layo
         assert_bits_equal(cache.contiguous(), expected)
 
 
+INTERLEAVED = {
+    "heads": lambda memory: (memory[:, :, 0::2, :8], memory[:, :, 1::2, :8]),
+    "columns": lambda memory: (memory[:, :, :2, :8], memory[:, :, :2, 8:]),
+    "columns_by_turns": lambda memory: (memory[:, :, :2, ::2], memory[:, :, :2, 1::2]),
+    "values_first": lambda memory: (memory[:, :, :2, 8:], memory[:, :, :2, :8]),
+    "rows": lambda memory: (memory[:, ::2, :2, :8], memory[:, 1::2, :2, :8]),
+    "halves": lambda memory: (memory[:2, :, :2, :8], memory[2:, :, :2, :8]),
+}
+
+
+@pytest.mark.parametrize("case", INTERLEAVED)
+def test_caches_side_by_side_in_one_memory_are_written(kernel, device, lengths_unknown, case):
+    memory = torch.zeros(4, 12, 4, 16, device=device)
+    caches = INTERLEAVED[case](memory)
+    batch = caches[0].shape[0]
+    q, *new = (tokens(1, 2, 8, F32, device, seed, batch=batch) for seed in range(3))
+    lengths = torch.arange(batch, device=device) + 1
+    expected = [torch.zeros_like(cache) for cache in caches]
+    for cache, rows in zip(expected, new):
+        cache[torch.arange(batch, device=device), lengths] = rows[:, 0]
+    output = kernel.flash_attn_with_kvcache(q, *caches, *new, lengths)
+    for cache, other in zip(caches, expected):
+        assert_bits_equal(cache, other)
+    assert memory.count_nonzero() == sum(cache.count_nonzero() for cache in expected)
+    torch.testing.assert_close(output, kernel.flash_attn_with_kvcache(q, *expected, cache_seqlens=lengths + 1))
+
+
+@pytest.mark.parametrize("width", [16, 10], ids=["the_same", "the_beginning_of_each_row"])
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+def test_keys_that_are_the_values_too(kernel, device, lengths_unknown, layout, width):
+    """As in MLA: one cache, in which both write the same."""
+    q, k = (tokens(2, 2, 16, F32, device, seed) for seed in (0, 1))
+    cache = tokens(6, 2, 16, F32, device, 2, batch=4)
+    table = None if layout == "dense" else torch.tensor([[3, 1], [0, 2]], device=device)
+    cache = cache[:2] if table is None else cache
+    others = cache.clone(), cache[..., :width].clone()
+    lengths = torch.tensor([2, 3], device=device)
+    output = kernel.flash_attn_with_kvcache(q, cache, cache[..., :width], k, k[..., :width], lengths, table)
+    assert_bits_equal(output, kernel.flash_attn_with_kvcache(q, *others, k, k[..., :width].clone(), lengths, table))
+    assert_bits_equal(cache, others[0])
+
+
+def elements(tensor, memory):
+    places = torch.arange(memory.numel()).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return set(places.flatten().tolist())
+
+
+def test_which_caches_share_an_element(kernel):
+    """As counting the elements says, of views with equal strides."""
+    memory = torch.zeros(3, 4, 5, 6)
+    found = set()
+    for starts_of_axes in itertools.product(range(2), range(3), range(3), range(4)):
+        for steps in ((1, 1, 1, 1), (1, 2, 1, 2), (2, 1, 2, 3)):
+            a = memory[:: steps[0], :: steps[1], :: steps[2], :: steps[3]][:, :2, :2, :2]
+            b = memory[tuple(slice(start, None, step) for start, step in zip(starts_of_axes, steps))][:, :2, :2]
+            shared = not elements(a, memory).isdisjoint(elements(b, memory))
+            assert kernel._cache._share_an_element(a, b) == shared
+            assert kernel._cache._share_an_element(b, a) == shared
+            found.add(shared)
+    assert found == {True, False}
+
+
 NO_PLACE = {
     "too_long": ([4, 1], [[0, 1], [2, 3]]),
     "no_page": ([2, 1], [[0, -1], [2, 3]]),

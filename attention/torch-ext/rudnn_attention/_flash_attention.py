@@ -150,7 +150,8 @@ def flash_attn_with_kvcache(
         q: `[B, Sq, Hq, D]`, float32, float16 or bfloat16, any strides.
         k_cache: `[B, capacity, Hkv, D]` of the dtype of q; with a block_table `[pages, page_size, Hkv, D]`. Written to
             where there are new keys: then each element has memory of its own, unlike those of an expanded tensor.
-        v_cache: the same with Dv; where there are new keys, in other memory than k_cache.
+        v_cache: the same with Dv. Where there are new keys it shares no element with k_cache, unless v is k or the
+            beginning of its last axis, and v_cache that of k_cache, as in MLA.
         k: `[B, Sn, Hkv, D]` of the dtype of q: new keys, for the positions from `cache_seqlens[b]` on; None for none.
         v: `[B, Sn, Hkv, Dv]`, the values to these.
         cache_seqlens: `[B]`, int32 or int64, or one number for all: the lengths before the new keys. A negative one
