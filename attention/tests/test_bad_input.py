@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -243,7 +244,9 @@ def test_the_message_reads_no_tensor(kernel, device):
     values = good_arguments("attention_of_all", device)
     freed = with_storage_of(values["query"], 0)
     one = with_storage_of(torch.ones(1, device=device), 0)
-    for other in ([freed], (freed,), {"query": freed}, kernel.AttentionPlan(freed, {})):
+    several = {one, with_storage_of(torch.ones(1, device=device), 0)}
+    holders = [several, frozenset(several), dict.fromkeys(several), SimpleNamespace(tensor=freed), iter([freed])]
+    for other in ([freed], (freed,), {"query": freed}, kernel.AttentionPlan(freed, {}), *holders):
         assert_refused(kernel, "attention", "query", kernel.attention, {**values, "query": other})
         assert_refused(kernel, "attention", "options", kernel.attention, {**values, "options": other})
     assert_refused(kernel, "AttentionOptions", "window", kernel.AttentionOptions, {"window": (one, 1)})

@@ -1,7 +1,9 @@
 """Checks of public functions' arguments: what is asked for, what came, and the sentence that says so.
 
 A registered op refuses what would be unsafe by itself, so a public function calls it first and comes here only when it
-raises: a call with good arguments pays for no check twice. Under torch.compile the checks come first.
+raises: a call with good arguments pays for no check twice. Memory is the exception, since reading past it may end the
+process: it is looked at first where PyTorch's operators read an argument before the op does, and an op written in
+Python, which graphs and direct calls reach too, looks at it by itself. Under torch.compile the checks come first.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import math
 import numbers
 import reprlib
-from dataclasses import is_dataclass
+from itertools import islice
 from operator import mul
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -54,15 +56,36 @@ def describe(value: object) -> str:
 
 
 class _Words(reprlib.Repr):
-    """Short forms of values that read no element of a tensor: it may be on another device, or have no memory."""
+    """Short forms of values that read no element of a tensor: it may be on another device, or have no memory.
+
+    So nothing is compared, and only what cannot hold a tensor is asked for its own form.
+    """
+
+    _PLAIN = (numbers.Number, str, bytes, type, type(None), torch.dtype, torch.device, torch.layout)
 
     def repr_instance(self, value: object, level: int) -> str:
-        """Returns the form of a value that is of no built-in container."""
+        """Returns the form of a value for whose class there is no method."""
         if isinstance(value, torch.Tensor):
             return describe(value)
-        if is_dataclass(value) or isinstance(value, tuple | list | dict):
-            return f"{type(value).__name__}(...)"
-        return super().repr_instance(value, level)
+        if isinstance(value, self._PLAIN):
+            return super().repr_instance(value, level)
+        return f"{type(value).__name__}(...)"
+
+    def repr_set(self, value: set[Any], level: int) -> str:
+        """Returns the form of a set, without its elements: they have no order but by comparing."""
+        return self.repr_instance(value, level)
+
+    def repr_frozenset(self, value: frozenset[Any], level: int) -> str:
+        """Returns the form of a frozen set."""
+        return self.repr_instance(value, level)
+
+    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
+        """Returns the form of a dict, in its own order."""
+        if level <= 0:
+            return "{...}"
+        pairs = islice(value.items(), self.maxdict)
+        shown = [f"{self.repr1(key, level - 1)}: {self.repr1(each, level - 1)}" for key, each in pairs]
+        return f"{{{', '.join([*shown, '...'] if len(value) > self.maxdict else shown)}}}"
 
 
 _words = _Words()
@@ -117,15 +140,15 @@ class ArgumentChecks:
         A parameter that is sharded or offloaded keeps its shape while its storage is freed. PyTorch's operators read it
         all the same.
         """
-        if is_dynamo_compiling() or isinstance(value, FakeTensor):
+        if is_dynamo_compiling() or isinstance(value, FakeTensor) or value.is_meta:
             return
         try:
             there = value.untyped_storage().nbytes()
-        except RuntimeError:
+        except NotImplementedError:
             # The wrappers of function transforms have no storage.
             return
         end = _end_of(value)
-        if there < end and not value.is_meta:
+        if there < end:
             requirement = f"have memory for all its elements, but its storage has {there} of {end} bytes"
             self.fail(name, requirement, value)
 
