@@ -80,13 +80,14 @@ def _setup_route(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, 
 
 def _backward_route(ctx: Any, _: object, grad_weights: torch.Tensor) -> Gradients:
     logits, indices = ctx.saved_tensors
-    check = MoeChecks("route")
-    for name, tensor in (("logits", logits), ("expert_indices", indices), ("grad_weights", grad_weights)):
-        check.memory(name, tensor)
+    check = MoeChecks("route_backward")
+    check.memory("grad_weights", grad_weights)
     grads = grad_weights.float()
     if indices.shape[1] <= MAX_SELECTED:
         softmax = RouterScoring.SOFTMAX.value
         return ops.selected_router_backward(logits, indices, grads, softmax, ctx.renormalize, 1.0), None, None
+    check.memory("logits", logits)
+    check.memory("indices", indices)
     options = RouterWeightOptions(RouterScoring.SOFTMAX, ctx.renormalize)
     return reference.selected_router_backward(logits, indices, grads, options), None, None
 

@@ -104,7 +104,7 @@ def _setup_route_sigmoid_grouped(ctx: Any, inputs: tuple[Any, ...], output: tupl
 
 def _backward_route_sigmoid_grouped(ctx: Any, _: object, grad_weights: torch.Tensor) -> Gradients:
     logits, indices = ctx.saved_tensors
-    MoeChecks("route_sigmoid_grouped").memory("grad_weights", grad_weights)
+    MoeChecks("route_sigmoid_grouped_backward").memory("grad_weights", grad_weights)
     sigmoid = RouterScoring.SIGMOID.value
     grad = ops.selected_router_backward(logits, indices, grad_weights.float(), sigmoid, ctx.renormalize, ctx.scale)
     return grad, *[None] * 7

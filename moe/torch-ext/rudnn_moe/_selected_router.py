@@ -8,7 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ._autograd import Gradients, call, register_gradient, register_last_derivative
-from ._errors import INT32_MAX, REFUSALS, MoeChecks
+from ._errors import INDEX_DTYPES, INT32_MAX, REFUSALS, MoeChecks
 from ._ops import add_op_namespace_prefix, ops
 from ._options import RouterWeightOptions
 
@@ -105,10 +105,10 @@ def _unpack(options: RouterWeightOptions) -> tuple[str, bool, float]:
 
 
 def _signed(function: str, indices: torch.Tensor) -> torch.Tensor:
-    """Widens uint32, which the ops do not know."""
+    """Widens uint32, which the ops do not know; raises MoeError where such a tensor cannot be read."""
     if getattr(indices, "dtype", None) is not torch.uint32:
         return indices
-    return MoeChecks(function).integers("indices", indices, torch.uint32).long()
+    return MoeChecks(function).integers("indices", indices, *INDEX_DTYPES, torch.uint32).long()
 
 
 def _require_contiguous(indices: torch.Tensor) -> None:

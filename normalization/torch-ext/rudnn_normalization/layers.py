@@ -76,7 +76,8 @@ class LayerNorm(nn.Module):
         if tuple(input.shape[-axes:]) != tuple(self.normalized_shape):
             check.fail("input", f"have a shape that ends in {tuple(self.normalized_shape)}", input)
         for name, parameter in (("gamma", weight), ("beta", bias)):
-            if parameter is not None:
+            if parameter is not None and not parameter.is_contiguous():
+                # Then `flatten` reads it.
                 check.float_tensor(name, parameter)
         rows = input.flatten(-axes)
         gamma = rows.new_ones(rows.shape[-1]) if weight is None else weight.flatten()
