@@ -54,6 +54,10 @@ def more(axis):
     return lambda tensor: torch.cat([tensor, tensor.narrow(axis, 0, 1)], axis)
 
 
+def without(ids, table):
+    return {id: change for id, change in table.items() if id not in ids}
+
+
 def none_of(axis):
     return lambda tensor: tensor.narrow(axis, 0, 0)
 
@@ -477,30 +481,43 @@ INTERFACE = {
     "query": ATTENTION["query"],
     "key": ATTENTION["key"],
     "value": ATTENTION["value"],
-    "attention_mask": {**ATTENTION["mask"], "added_freed": lambda mask: with_storage_of(mask.float(), 0)},
+    "attention_mask": without(("float32",), ATTENTION["mask"]),
     "position_bias": ATTENTION["attn_bias"],
     "s_aux": ATTENTION["sinks"],
     "scaling": {"zero": lambda _: 0.0, "string": lambda _: "1"},
     "softcap": {"negative": lambda _: -1.0, "true": lambda _: True},
     "dropout": {"none": lambda _: None, "freed": lambda _: with_storage_of(torch.zeros(1), 0)},
 }
-INTERFACE["attention_mask"] = {id: change for id, change in INTERFACE["attention_mask"].items() if id != "float32"}
+# The sum of mask and bias is float32.
+WITH_ADDED_MASK = INTERFACE | {
+    "attention_mask": without(("bool", *OTHER_FLOAT), ATTENTION["attn_bias"]),
+    "position_bias": without(OTHER_FLOAT, ATTENTION["attn_bias"]),
+}
 
 
 @pytest.mark.parametrize("argument", INTERFACE)
 @pytest.mark.parametrize("added", [False, True], ids=["mask", "added_mask"])
 def test_the_attention_interface(kernel, device, argument, added):
     """The mask is of bool or added to the scores, in front of the other bias."""
-    for id, change in INTERFACE[argument].items():
-        if added and argument == "position_bias" and id in OTHER_FLOAT:
-            continue  # The sum with the mask is float32.
+    for change in (WITH_ADDED_MASK if added else INTERFACE)[argument].values():
         inputs = good_arguments("attention_of_all", device)
         values = {name: inputs[name] for name in ("query", "key", "value")}
-        mask = inputs["mask"].float() if added and argument != "attention_mask" else inputs["mask"]
+        mask = inputs["mask"].float() if added else inputs["mask"]
         values |= {"attention_mask": mask, "position_bias": inputs["attn_bias"], "s_aux": inputs["sinks"]}
         values[argument] = change(values.get(argument))
         call = kernel.sdpa_attention_forward
         assert_refused(kernel, "sdpa_attention_forward", argument, call, {"module": torch.nn.Identity(), **values})
+
+
+def test_a_mask_of_no_dtype_for_masks(kernel, device):
+    inputs = good_arguments("attention_of_all", device)
+    tensors = [inputs[name] for name in ("query", "key", "value")]
+    with pytest.raises(
+        kernel.AttentionSetupError,
+        match=r"^sdpa_attention_forward: attention_mask must be a dense tensor of bool, True where a key takes part, or "
+        r"of float32, float16 or bfloat16, added to the scores, got int64 ",
+    ):
+        kernel.sdpa_attention_forward(torch.nn.Identity(), *tensors, inputs["mask"].long())
 
 
 def test_dropout_in_transformers(kernel, device):

@@ -33,7 +33,15 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 
 def is_zero(value: object) -> bool:
     """Tells whether a number is 0; a tensor is no number, and is not asked."""
-    return isinstance(value, float | int | numbers.Real) and value == 0
+    return isinstance(value, numbers.Real) and value == 0
+
+
+def bounded_integer(value: object, least: int, most: int = INT32_MAX) -> int | None:
+    """Returns an integer within bounds as an int, and None for anything else."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        return None
+    number = int(value)
+    return number if least <= number <= most else None
 
 
 class AttentionChecks(ArgumentChecks):
@@ -69,8 +77,8 @@ class AttentionChecks(ArgumentChecks):
 
     def integer(self, name: str, value: object, least: int, most: int = INT32_MAX) -> int:
         """Requires an integer within bounds, and returns it."""
-        number = int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else least - 1
-        if not least <= number <= most:
+        number = bounded_integer(value, least, most)
+        if number is None:
             self.fail(name, f"be an integer from {least} to {most}", value)
         return number
 

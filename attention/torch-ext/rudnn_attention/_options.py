@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass
 from enum import Enum
 
-from ._errors import INT32_MAX, AttentionChecks
+from ._errors import INT32_MAX, AttentionChecks, bounded_integer
 
 
 class AttentionStrategy(str, Enum):
@@ -55,14 +54,11 @@ class AttentionOptions:
 
 def window_bounds(check: AttentionChecks, name: str, value: object) -> tuple[int, int]:
     """Requires two distances, -1 for no bound, and returns them as a tuple of ints."""
-    if not isinstance(value, tuple | list) or len(value) != 2 or not all(map(_is_bound, value)):
+    pair = value if isinstance(value, tuple | list) and len(value) == 2 else (None, None)
+    left, right = (bounded_integer(each, -1) for each in pair)
+    if left is None or right is None:
         check.fail(name, f"be two integers (left, right), each from 0 to {INT32_MAX}, or -1 for no bound", value)
-    left, right = value
-    return int(left), int(right)
-
-
-def _is_bound(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and -1 <= int(value) <= INT32_MAX
+    return left, right
 
 
 def values_of(enumeration: type[Enum]) -> tuple[str, ...]:

@@ -27,9 +27,8 @@ def _no_matrix_units() -> str:
     if not hasattr(ops, "cpu_isa"):
         return "there are no matrix units here"
     cap = os.environ.get("RUDNN_CPU_ISA")
-    return (
-        f"the instruction set in use, {ops.cpu_isa()}, has no matrix units{f' (RUDNN_CPU_ISA is {cap})' if cap else ''}"
-    )
+    why = f" (RUDNN_CPU_ISA is {cap})" if cap else ""
+    return f"the instruction set in use, {ops.cpu_isa()}, has no matrix units{why}"
 
 
 _NO_MATRIX_UNITS = _no_matrix_units()

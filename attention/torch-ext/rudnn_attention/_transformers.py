@@ -14,6 +14,9 @@ from ._errors import REFUSALS, AttentionChecks, is_zero
 from ._options import AttentionOptions
 
 _CHECKS = AttentionChecks("sdpa_attention_forward", anywhere=True)
+_A_MASK = (
+    "be a dense tensor of bool, True where a key takes part, or of float32, float16 or bfloat16, added to the scores"
+)
 
 
 def sdpa_attention_forward(
@@ -112,9 +115,11 @@ def _check(
     for name, number in (("scaling", scaling), ("softcap", softcap)):
         if number is not None:
             _CHECKS.positive_float32(name, number)
+    if attention_mask is not None:
+        _CHECKS.dense_tensor("attention_mask", _A_MASK, attention_mask, (torch.bool, *FLOAT_DTYPES))
     added = isinstance(attention_mask, Tensor) and attention_mask.dtype in FLOAT_DTYPES
     mask, bias = (None, attention_mask) if added else (attention_mask, None)
-    names = "attention_mask", "attention_mask", "s_aux"
-    check_attention(_CHECKS, query, key, value, mask, bias, s_aux, *names)
+    names = {"bias_name": "attention_mask", "mask_name": "attention_mask", "sinks_name": "s_aux"}
+    check_attention(_CHECKS, query, key, value, mask, bias, s_aux, **names)
     if position_bias is not None:
-        check_attention(_CHECKS, query, key, value, None, position_bias, None, "position_bias")
+        check_attention(_CHECKS, query, key, value, None, position_bias, None, bias_name="position_bias")
