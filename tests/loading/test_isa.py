@@ -51,6 +51,18 @@ def test_an_unknown_level_is_an_error(tmp_path, family, value):
     assert "avx512" in message, "the message must name the levels there are"
 
 
+def test_attention_says_what_keeps_it_from_matrix_units(tmp_path):
+    """The variable, where it is set: the machine may have some."""
+    attention = next(family for family in FAMILIES if family.name == "attention")
+    code = get_kernel(attention) + (
+        "rows = torch.ones(1, 1, 2, 16, dtype=torch.bfloat16)\n"
+        "try:\n    kernel.attention(rows, rows, rows, strategy='flash_accelerated')\n"
+        "except kernel.AttentionSetupError as error:\n    print(error)\n"
+    )
+    message = run_python(tmp_path, code, LOCAL_KERNELS=local_kernels(attention), RUDNN_CPU_ISA="generic")
+    assert "the instruction set in use, generic, has no matrix units (RUDNN_CPU_ISA is generic), got " in message
+
+
 @by_family
 def test_the_level_is_read_once(tmp_path, family):
     code = get_kernel(family) + (
