@@ -515,8 +515,8 @@ def test_a_mask_of_no_dtype_for_masks(kernel, device):
     tensors = [inputs[name] for name in ("query", "key", "value")]
     with pytest.raises(
         kernel.AttentionSetupError,
-        match=r"^sdpa_attention_forward: attention_mask must be a dense tensor of bool, True where a key takes part, or "
-        r"of float32, float16 or bfloat16, added to the scores, got int64 ",
+        match=r"^sdpa_attention_forward: attention_mask must be a dense tensor of bool, True where a key takes part, "
+        r"or of float32, float16 or bfloat16, added to the scores, got int64 ",
     ):
         kernel.sdpa_attention_forward(torch.nn.Identity(), *tensors, inputs["mask"].long())
 
