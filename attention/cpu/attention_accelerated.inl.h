@@ -43,6 +43,18 @@ inline __m512i pairs_of(Vec even, Vec odd) {
   return _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.value, even.value)));
 }
 
+// The weights of scores relative to a maximum.
+struct WeightOf {
+  WeightOf(Vec maximum, float scale)
+      : base(where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum)), factor(broadcast(scale)) {}
+
+  // Subtracted first: of large scores products with the factor are too coarse.
+  Vec operator()(Vec score) const { return exp2_or_zero((score - base) * factor); }
+
+  Vec base;
+  Vec factor;
+};
+
 // Scores [count, width] of one vector of rows become weights relative to the new maximum, which store_pair(key, even,
 // odd) takes two keys at a time. Returns what the maximum's change makes of earlier weights.
 template <class StorePair>
@@ -56,9 +68,7 @@ inline Vec update_lanes(float* scores, int64_t count, int64_t width, float facto
     odd = max(load(scores + (key + 1) * width, Full{}), odd);
   }
   const Vec maximum = max(even, odd);
-  const Vec base = where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum);
-  // Subtracted first: of large scores products with the factor are too coarse.
-  const auto weight_of = [&](Vec score) { return exp2_or_zero((score - base) * broadcast(factor)); };
+  const WeightOf weight_of(maximum, factor);
   const Vec correction = weight_of(old_maximum);
   Vec even_sum = broadcast(0.0f);
   Vec odd_sum = even_sum;
@@ -203,8 +213,8 @@ void pack_chunk(const PackedHead& head, int64_t chunk) {
                       problem.value_dim, head.values + chunk * head.value_stride);
 }
 
-// Rows of a bias are too far apart for the hardware to foresee their next chunks: so many chunks before its turn, one
-// is fetched, while products run.
+// Rows of a bias are too far apart for the hardware to foresee what they have for the chunks to come: so many chunks
+// ahead, it is fetched while products run.
 inline constexpr int64_t kBiasAhead = 3;
 
 // Chunks of keys whose weights are multiplied by their values together.
@@ -281,7 +291,7 @@ inline void keep_in_range(const AttentionProblem& problem, const RowTile& tile, 
   });
 }
 
-// The terms of a bias for a chunk of `count` keys: [kKeyChunk, lanes].
+// The terms of a bias for a chunk of `count` keys: [kKeyChunk, lanes], whatever from `count` on.
 template <class T>
 inline void transpose_chunk_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   transpose_bias<T>(bias, key, count, terms);
@@ -308,14 +318,9 @@ inline Addends fill_chunk_addends(const AttentionProblem& problem, const Operand
   const ScoreOperand& bias = problem.bias;
   if (bias.data == nullptr) return Addends::kNone;
   if (bias.key_stride == 1 && !same_for_all_rows(bias, tile)) {
-    Addends filled = Addends::kNothingLeft;
-    visit_dtype(problem.bias_dtype, [&](auto element) {
-      using T = typename decltype(element)::type;
-      if (!any_left<T>(rows, key, count)) return;
-      transpose_chunk_bias<T>(rows, key, count, addends);
-      filled = Addends::kSome;
+    return fill_if_any_left(rows, problem.bias_dtype, key, count, [&](auto element) {
+      transpose_chunk_bias<typename decltype(element)::type>(rows, key, count, addends);
     });
-    return filled;
   }
   AttentionProblem without_mask = problem;
   without_mask.mask.data = nullptr;
@@ -610,6 +615,8 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
   const int64_t blocks = memory.value_dim / kPackedDim;
   const OperandRows mask_rows(problem.mask, 1, tile, kAcceleratedRows);
   const OperandRows bias_rows(problem.bias, bias_bytes(problem), tile, kAcceleratedRows);
+  const bool fetches_bias =
+      problem.bias.data != nullptr && problem.bias.key_stride == 1 && !same_for_all_rows(problem.bias, tile);
   const auto find = [&](int64_t index, KeyChunk& chunk) {
     find_chunk(problem, mask_rows, bias_rows, tile, tile_keys, index, end, memory.addends, chunk);
   };
@@ -660,15 +667,18 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
     const int64_t due = complete.chunks == 0 ? 0 : run.chunks * blocks / kRunChunks - complete.blocks;
     const int64_t pauses = Products::kPauses * ((next.exists ? steps : 0) + due * complete.chunks);
     const int64_t parts = pauses == 0 ? 0 : ceil_div(Weighing::kParts, pauses);
-    const int64_t offset = (chunk.index + kBiasAhead) * kKeyChunk * bias_bytes(problem);
-    int64_t fetched = problem.bias.data != nullptr && problem.bias.key_stride == 1 ? 0 : kAcceleratedRows;
+    const int64_t chunk_bytes = kKeyChunk * bias_bytes(problem);
+    const int64_t ahead = (chunk.index + kBiasAhead) * chunk_bytes;
+    int64_t fetched = fetches_bias ? 0 : kAcceleratedRows;
+    const auto fetch_bias = [&](int64_t rows) __attribute__((always_inline)) {
+      for (; rows > 0 && fetched < kAcceleratedRows; --rows, ++fetched) {
+        for (int64_t line = 0; line < chunk_bytes; line += 64) bias_rows.fetch(fetched, ahead + line);
+      }
+    };
+    const int64_t rows_at_once = pauses == 0 ? 0 : ceil_div(kAcceleratedRows, pauses);
     const auto work = [&]() __attribute__((always_inline)) {
       for (int64_t part = 0; part < parts; ++part) weighing.do_part();
-      if (fetched < kAcceleratedRows) {
-        bias_rows.fetch(fetched, offset);
-        bias_rows.fetch(fetched + 1, offset);
-        fetched += 2;
-      }
+      fetch_bias(rows_at_once);
     };
     if (next.exists) multiply_keys(next, memory.scores[1 - turn], work);
     if (due > 0) {
@@ -676,6 +686,7 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
       has_output |= complete.blocks == blocks;
     }
     weighing.finish();
+    fetch_bias(kAcceleratedRows);
   }
   weighing.store_lanes();
   finish_run(runs[1 - current]);
@@ -685,10 +696,11 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
                  memory.value_dim);
 }
 
-// The memory of the few rows of a key head.
+// Keys that few rows attend to at a time, and vectors of columns of their values that are summed together.
 inline constexpr int64_t kFewKeys = 128;
-inline constexpr int kFewVectors = 4;  // of columns of values that are summed at a time
+inline constexpr int kFewVectors = 4;
 
+// The memory of the few rows of a key head.
 struct FewMemory {
   FewMemory(const AttentionProblem& problem, float* memory)
       : value_dim(round_up(problem.value_dim, kFewVectors * kWidth)) {
@@ -714,48 +726,46 @@ struct FewMemory {
   int64_t size;
 };
 
-// Rows that will be needed soon. While keys are multiplied their values are fetched, and while values are added the
-// next keys: the hardware foresees neither, and at the pace of the products neither waits for the other.
+// Rows that will be needed soon, none by default. While keys are multiplied their values are fetched, and while values
+// are added the next keys: the hardware foresees neither, and at the pace of the products neither waits for the other.
 struct RowsAhead {
-  const bfloat16* rows;
-  int64_t stride;
-  int64_t count;
-  int64_t dim;
+  RowsAhead() = default;
+  // Rows [first, first + rows) of a head.
+  RowsAhead(const HeadRows& source, const bfloat16* head, int64_t first, int64_t rows, int64_t row_dim)
+      : data(head + first * source.row_stride), stride(source.row_stride), count(rows), dim(row_dim) {}
 
   // Inline, since compilers leave out calls of functions that do nothing but this.
   [[gnu::always_inline]] void fetch(int64_t row) const {
+    constexpr int64_t kLine = 64 / sizeof(bfloat16);
     if (row >= count) return;
-    for (int64_t i = 0; i < dim; i += kLine) __builtin_prefetch(rows + row * stride + i, 0, 2);
+    for (int64_t i = 0; i < dim; i += kLine) __builtin_prefetch(data + row * stride + i, 0, 2);
   }
 
- private:
-  static constexpr int64_t kLine = 32;  // elements
+  const bfloat16* data = nullptr;
+  int64_t stride = 0;
+  int64_t count = 0;
+  int64_t dim = 0;
 };
 
-// Rows [first, first + count) of a head.
-inline RowsAhead rows_ahead(const HeadRows& source, const bfloat16* rows, int64_t first, int64_t count, int64_t dim) {
-  return {rows + first * source.row_stride, source.row_stride, count, dim};
-}
-
-// Of some rows for each key.
+// The weights of several rows for each key: data[key * stride + row].
 struct Weights {
   const float* data;
-  int64_t stride;  // from key to key
+  int64_t stride;
 
   float of(int64_t key, int64_t row) const { return data[key * stride + row]; }
 };
 
 // Adds weighted values to kRows rows of the output, kVectors vectors of columns, of which the last has `last` lanes,
-// and with each key fetches what is ahead. Returns false, and adds nothing, if a sum is not finite.
-template <int kRows, int kVectors, class Ahead>
+// and with each key fetches a row ahead. Returns false, and adds nothing, if a sum is not finite.
+template <int kRows, int kVectors>
 inline bool add_values(const bfloat16* values, int64_t row_stride, int64_t count, Weights weights, int64_t last,
-                       const Ahead& ahead, float* output, int64_t stride) {
+                       const RowsAhead& ahead, float* output, int64_t stride) {
   Vec sums[kRows][kVectors];
   for (auto& row : sums) {
     for (auto& sum : row) sum = broadcast(0.0f);
   }
   const auto add_key = [&](int64_t key, auto lanes) __attribute__((always_inline)) {
-    ahead(key);
+    ahead.fetch(key);
     Vec columns[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -809,58 +819,37 @@ inline bool add_values(const bfloat16* values, int64_t row_stride, int64_t count
   });
 }
 
-// Weighted values of `count` keys, from some column on, that rows of an output get.
-struct WeightedValues {
-  const bfloat16* values;
-  int64_t row_stride;
-  int64_t count;
-  Weights weights;
-  float* output;
-  int64_t stride;
-
-  template <int kRows, int kVectors, class Ahead>
-  void add(int64_t column, int64_t columns, const Ahead& ahead) const {
-    if (add_values<kRows, kVectors>(values + column, row_stride, count, weights, columns - (kVectors - 1) * kWidth,
-                                    ahead, output + column, stride)) {
-      return;
+// Adds weighted values to kRows rows of the output, which lie `stride` apart, up to kVectors vectors of columns.
+template <int kRows, int kVectors>
+inline void add_value_columns(const bfloat16* values, int64_t row_stride, int64_t count, int64_t columns,
+                              Weights weights, const RowsAhead& ahead, float* output, int64_t stride) {
+  constexpr int64_t kBefore = (kVectors - 1) * kWidth;  // the last vector
+  if (columns <= kBefore) {
+    for (int64_t i = 0; i < columns; i += kWidth) {
+      add_value_columns<kRows, 1>(values + i, row_stride, count, smaller(kWidth, columns - i), weights,
+                                  i == 0 ? ahead : RowsAhead(), output + i, stride);
     }
-    for (int row = 0; row < kRows; ++row) {
-      add_selected_values(values + column, row_stride, count, columns, {weights.data + row, weights.stride},
-                          output + row * stride + column);
-    }
+    return;
   }
-
-  // Up to kFewVectors vectors of columns.
-  template <int kRows, class Ahead>
-  void add_columns(int64_t columns, const Ahead& ahead) const {
-    if (columns > (kFewVectors - 1) * kWidth) return add<kRows, kFewVectors>(0, columns, ahead);
-    add<kRows, 1>(0, smaller(kWidth, columns), ahead);
-    for (int64_t i = kWidth; i < columns; i += kWidth) add<kRows, 1>(i, smaller(kWidth, columns - i), [](int64_t) {});
+  if (add_values<kRows, kVectors>(values, row_stride, count, weights, columns - kBefore, ahead, output, stride)) return;
+  for (int row = 0; row < kRows; ++row) {
+    add_selected_values(values, row_stride, count, columns, {weights.data + row, weights.stride},
+                        output + row * stride);
   }
-};
+}
 
-// Adds the weighted values of `count` keys to the rows of the output, and with each key fetches a row that is ahead.
+// Adds the weighted values of `count` keys to the rows of the output, and with each key fetches a row ahead.
 inline void add_weighted_values(const AttentionProblem& problem, const bfloat16* values, int64_t count, int64_t rows,
-                                Weights weights, const RowsAhead& ahead, const FewMemory& memory) {
-  const auto fetch = [&](int64_t key) __attribute__((always_inline)) { ahead.fetch(key); };
-  const auto nothing = [](int64_t) {};
+                                Weights weights, RowsAhead ahead, const FewMemory& memory) {
   for (int64_t column = 0; column < problem.value_dim; column += kFewVectors * kWidth) {
     const int64_t columns = smaller(kFewVectors * kWidth, problem.value_dim - column);
     for (int64_t row = 0; row < rows;) {
-      const WeightedValues part = {values + column,
-                                   problem.value.row_stride,
-                                   count,
-                                   {weights.data + row, weights.stride},
-                                   memory.output + row * memory.value_dim + column,
-                                   memory.value_dim};
-      const bool first = row == 0 && column == 0;
-      if (row + 4 <= rows) {
-        first ? part.add_columns<4>(columns, fetch) : part.add_columns<4>(columns, nothing);
-        row += 4;
-      } else {
-        first ? part.add_columns<1>(columns, fetch) : part.add_columns<1>(columns, nothing);
-        row += 1;
-      }
+      const bool four = row + 4 <= rows;
+      const auto add = four ? add_value_columns<4, kFewVectors> : add_value_columns<1, kFewVectors>;
+      add(values + column, problem.value.row_stride, count, columns, {weights.data + row, weights.stride}, ahead,
+          memory.output + row * memory.value_dim + column, memory.value_dim);
+      ahead = {};
+      row += four ? 4 : 1;
     }
   }
 }
@@ -887,7 +876,7 @@ void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t fi
     LaneKeys lane_keys;
     const bool partial = !tile_keys.all_have(key, key + padded);
     if (partial) fill_lane_keys(problem, tile, key, kFewRows, lane_keys);
-    const RowsAhead values_ahead = rows_ahead(problem.value, values, key, count, problem.value_dim);
+    const RowsAhead values_ahead(problem.value, values, key, count, problem.value_dim);
     for (int64_t i = 0; i < padded; i += kKeyChunk) {
       const bfloat16* chunk = keys + (key + i) * problem.key.row_stride;
       int64_t stride = problem.key.row_stride;
@@ -927,22 +916,23 @@ void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t fi
     }
     add_weighted_values(
         problem, values + key * problem.value.row_stride, count, rows, {memory.scores, kFewRows},
-        rows_ahead(problem.key, keys, key + count, smaller(kFewKeys, end - key - count), problem.head_dim), memory);
+        RowsAhead(problem.key, keys, key + count, smaller(kFewKeys, end - key - count), problem.head_dim), memory);
   }
   finish_lanes(scoring.unit, kFewRows, {memory.maximum, memory.sum});
 }
 
-// products[i] = the product of row i of `count` rows with another one, which is 0 from `dim` on.
+// products[i] = the product of row i of `count` rows with another one, which is 0 from `dim` on; written up to a
+// multiple of 8. With each row fetches one ahead.
 inline void multiply_rows(const bfloat16* rows, int64_t row_stride, int64_t count, int64_t dim, const bfloat16* other,
                           const RowsAhead& ahead, float* products) {
   constexpr int kRows = 8;
   for (int64_t first = 0; first < count; first += kRows) {
     const int64_t last = smaller(first + kRows, count) - 1;
-    const bfloat16* row[kRows];
+    const bfloat16* starts[kRows];
     Vec sums[kRows];
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
-      row[i] = rows + smaller(first + i, last) * row_stride;
+      starts[i] = rows + smaller(first + i, last) * row_stride;
       sums[i] = broadcast(0.0f);
       ahead.fetch(first + i);
     }
@@ -950,7 +940,7 @@ inline void multiply_rows(const bfloat16* rows, int64_t row_stride, int64_t coun
       const auto factor = reinterpret_cast<__m512bh>(_mm512_load_si512(other + step));
 #pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) {
-        const auto elements = reinterpret_cast<__m512bh>(load_row(row[i], step, dim));
+        const auto elements = reinterpret_cast<__m512bh>(load_row(starts[i], step, dim));
         sums[i].value = _mm512_dpbf16_ps(sums[i].value, elements, factor);
       }
     }
@@ -974,24 +964,24 @@ void attend_one(const AttentionProblem& problem, const RowTile& tile, int64_t fi
   const KeyRange range = keys_of(problem, tile.query);
   const int64_t end = smaller(last_key, range.last);
   const bool with_addends = problem.mask.data != nullptr || problem.bias.data != nullptr;
+  const Addends addends = with_addends ? Addends::kSome : Addends::kNone;
   for (int64_t key = larger(first_key, range.first); key < end; key += kFewKeys) {
     const int64_t count = smaller(kFewKeys, end - key);
-    const Addends addends = with_addends ? Addends::kSome : Addends::kNone;
     if (with_addends) {
       const Vec left = fill_addend_row(problem, tile.batch, tile.head, tile.query, key, count, memory.addends);
       if (reduce_max(left) == 0.0f) continue;
     }
     multiply_rows(keys + key * problem.key.row_stride, problem.key.row_stride, count, problem.head_dim, memory.queries,
-                  rows_ahead(problem.value, values, key, count, problem.value_dim), memory.scores);
+                  RowsAhead(problem.value, values, key, count, problem.value_dim), memory.scores);
     Vec largest = broadcast(memory.maximum[0]);
     for_each_vector(count, [&](int64_t i, auto lanes) {
-      const Vec score = scoring.finish(load(memory.scores + i, Full{}), addends, memory.addends + i);
-      store(memory.scores + i, keep(score, lanes, broadcast(-kInfinity)), Full{});
-      largest = max(load(memory.scores + i, Full{}), largest);
+      const Vec finished = scoring.finish(load(memory.scores + i, Full{}), addends, memory.addends + i);
+      const Vec score = keep(finished, lanes, broadcast(-kInfinity));
+      store(memory.scores + i, score, Full{});
+      largest = max(score, largest);
     });
     const float maximum = reduce_max(largest);
-    const Vec base = broadcast(maximum < kLowest ? 0.0f : maximum);
-    const auto weight_of = [&](Vec score) { return exp2_or_zero((score - base) * broadcast(scoring.factor)); };
+    const WeightOf weight_of(broadcast(maximum), scoring.factor);
     Vec sum = broadcast(0.0f);
     for (int64_t i = 0; i < count; i += kWidth) {
       const Vec weight = weight_of(load(memory.scores + i, Full{}));
@@ -1006,7 +996,7 @@ void attend_one(const AttentionProblem& problem, const RowTile& tile, int64_t fi
     }
     add_weighted_values(
         problem, values + key * problem.value.row_stride, count, 1, {memory.scores, 1},
-        rows_ahead(problem.key, keys, key + count, smaller(kFewKeys, end - key - count), problem.head_dim), memory);
+        RowsAhead(problem.key, keys, key + count, smaller(kFewKeys, end - key - count), problem.head_dim), memory);
   }
   finish_lanes(scoring.unit, 1, {memory.maximum, memory.sum});
 }
