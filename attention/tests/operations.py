@@ -89,6 +89,9 @@ SHAPES = [
     pytest.param(Shape(1, 1, 1, 9, 20, 513, 257), id="odd_wide_heads"),
     pytest.param(Shape(1, 1, 1, 3, 9, 1024, 1024), id="widest_heads"),
     pytest.param(Shape(1, 4, 1, 2, 2100, 40, 24), id="few_queries_of_several_splits"),
+    pytest.param(Shape(1, 2, 2, 1, 300, 80, 72), id="one_query_of_a_head"),
+    pytest.param(Shape(1, 3, 3, 1, 1100, 33, 129), id="one_query_of_a_head_past_a_split"),
+    pytest.param(Shape(1, 1, 1, 1, 140, 1024, 1024), id="one_query_of_a_widest_head"),
 ]
 by_shape = pytest.mark.parametrize("shape", SHAPES)
 # Only the forward splits keys: on a GPU from 257 or 1025 on.

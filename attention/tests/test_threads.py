@@ -18,6 +18,7 @@ SHAPES = [
     pytest.param(Shape(3, 6, 2, 100, 130, 64, 48), id="several_tiles"),
     pytest.param(Shape(1, 2, 1, 300, 300, 33, 17), id="one_long_sequence"),
     pytest.param(Shape(2, 8, 2, 1, 3000, 64, 64), id="one_query"),
+    pytest.param(Shape(2, 3, 3, 1, 3000, 80, 64), id="one_query_of_a_head"),
     pytest.param(Shape(1, 4, 1, 5, 2100, 80, 80), id="few_queries"),
 ]
 OF_EACH_ENTRY = Variant("mask_and_bias_of_entries", mask="full", bias="full", options={"is_causal": True})
@@ -50,6 +51,7 @@ def test_any_number_of_threads(kernel, device, variant, dtype, strategy, shape):
         pytest.param(Shape(5, 4, 2, 7, 19, 16, 24), id="small", marks=pytest.mark.small),
         pytest.param(Shape(5, 4, 2, 70, 130, 32, 32), id="tiles"),
         pytest.param(Shape(5, 8, 2, 1, 2000, 32, 32), id="one_query"),
+        pytest.param(Shape(5, 3, 3, 1, 2000, 80, 32), id="one_query_of_a_head"),
     ],
 )
 def test_a_batch_entry_does_not_depend_on_the_others(kernel, device, variant, dtype, strategy, shape):
