@@ -220,32 +220,60 @@ inline constexpr int64_t kBiasAhead = 3;
 // Chunks of keys whose weights are multiplied by their values together.
 inline constexpr int64_t kRunChunks = 4;
 
-// The memory of a tile of rows. All but the queries have kAcceleratedRows lanes.
+// What is known of a tile of rows after some keys. All but the queries have kAcceleratedRows lanes.
+struct TileState {
+  TileState() = default;
+  TileState(const AttentionProblem& problem, Scratch& scratch) {
+    queries = as_bfloat16(scratch.take(packed(problem.head_dim) * kAcceleratedRows / 2));
+    output = scratch.take(packed(problem.value_dim) * kAcceleratedRows);
+    origin = scratch.take(kAcceleratedRows);
+    base = scratch.take(kAcceleratedRows);
+    sum = scratch.take(kAcceleratedRows);
+  }
+
+  bfloat16* queries = nullptr;  // right operand
+  float* output = nullptr;      // [Dv, lanes], nothing yet unless has_output
+  float* origin = nullptr;      // of scores
+  float* base = nullptr;        // what weights are relative to, in units of log 2 from the origin
+  float* sum = nullptr;         // of the weights
+  bool has_output = false;
+};
+
+// Tiles that attend to a part of the keys one after the other before the next part's turn, where the keys and values of
+// a head are too many for the cache, and the bytes of a part.
+inline constexpr int kTilesTogether = 8;
+inline constexpr int64_t kPartBytes = 1 << 20;
+
+inline int64_t keys_of_part(const AttentionProblem& problem) {
+  const int64_t key_bytes = (packed(problem.head_dim) + packed(problem.value_dim)) * sizeof(bfloat16);
+  return larger(kPartBytes / key_bytes / kKeyChunk, 1) * kKeyChunk;
+}
+inline int tiles_together(const AttentionProblem& problem) {
+  return problem.keys > keys_of_part(problem) ? kTilesTogether : 1;
+}
+
+// The memory of tiles of rows.
 struct TileMemory {
   TileMemory(const AttentionProblem& problem, float* memory) : value_dim(packed(problem.value_dim)) {
     Scratch scratch(memory);
-    queries = as_bfloat16(scratch.take(packed(problem.head_dim) * kAcceleratedRows / 2));
     for (auto& part : weights) part = as_bfloat16(scratch.take(kRunChunks * kChunkSize / 2));
     for (auto& part : scores) part = scratch.take(kChunkSize);
     addends = scratch.take(kChunkSize);
-    output = scratch.take(value_dim * kAcceleratedRows);
     output_rows = scratch.take(kAcceleratedRows * value_dim);
-    base = scratch.take(kAcceleratedRows);
-    sum = scratch.take(kAcceleratedRows);
+    maximum = scratch.take(kAcceleratedRows);
+    for (int i = 0; i < tiles_together(problem); ++i) tiles[i] = TileState(problem, scratch);
     size = scratch.taken();
   }
 
   static constexpr int64_t kChunkSize = kKeyChunk * kAcceleratedRows;
 
   int64_t value_dim;
-  bfloat16* queries;     // right operand
   bfloat16* weights[2];  // right operands of two runs of chunks, a step for each chunk
   float* scores[2];      // of two chunks of keys
   float* addends;        // of a chunk
-  float* output;         // [Dv, lanes]
   float* output_rows;    // [lanes, Dv]
-  float* base;           // what weights are relative to: that of the sink in units of log 2, at the end a score
-  float* sum;            // of the weights
+  float* maximum;        // what the weights are relative to, as a score
+  TileState tiles[kTilesTogether];
   int64_t size;
 };
 
@@ -371,35 +399,43 @@ struct Run {
 // The scores of a chunk become weights, of two keys at a time, while products run. Weights are relative to a base near
 // the largest score so far: a power of 2, so that a new one changes no bit of them. Where that score is so large that
 // its product with the factor is too coarse, it is subtracted from scores first, as their origin; else the origin is 0.
+// What it holds is in registers only as long as all that refers to it is inlined.
 class Weighing {
  public:
   // What a bias of -inf excludes does not show even if its product is not finite where `products_finite` is false;
   // where it is true, the sum of the weights becomes NaN.
-  Weighing(const SoftmaxScoring& scoring, bool products_finite, const TileMemory& memory)
+  Weighing(const SoftmaxScoring& scoring, bool products_finite, const TileState& state, const TileMemory& memory)
       : scoring_(scoring),
         added_(products_finite && !scoring.scoring.capped && !scoring.direct),
         memory_(memory),
         factor_(broadcast(scoring.factor)) {
     for (int half = 0; half < 2; ++half) {
-      origin_[half] = broadcast(0.0f);
-      Vec base = load(memory.base + half * kWidth, Full{});
+      origin_[half] = load(state.origin + half * kWidth, Full{});
+      base_[half] = load(state.base + half * kWidth, Full{});
+      sum_[half] = load(state.sum + half * kWidth, Full{});
+      shifted_ |= _mm512_cmp_ps_mask(origin_[half].value, _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;
+    }
+  }
+
+  // The state of rows of which there are but the sinks' scores, in `base` in units of log 2, and `sum`.
+  static void start_rows(const SoftmaxScoring& scoring, const TileState& state) {
+    const Vec factor = broadcast(scoring.factor);
+    for (int64_t lane = 0; lane < kAcceleratedRows; lane += kWidth) {
+      Vec base = load(state.base + lane, Full{});
       const __mmask16 far = _mm512_cmp_ps_mask(abs(base).value, _mm512_set1_ps(kFarLog2), _CMP_GT_OQ) &
                             _mm512_cmp_ps_mask(abs(base).value, _mm512_set1_ps(kInfinity), _CMP_LT_OQ);
-      if (far != 0) {
-        origin_[half].value = _mm512_maskz_div_ps(far, base.value, factor_.value);
-        base.value = _mm512_mask_mov_ps(base.value, far, _mm512_setzero_ps());
-        shifted_ = true;
-      }
-      base_[half] = round_up(base);
-      const Vec sum = load(memory.sum + half * kWidth, Full{}) * exp2_or_zero(base - base_[half]);
-      sum_[half] = where_less(base, broadcast(kLowest), broadcast(0.0f), sum);
+      store(state.origin + lane, Vec{_mm512_maskz_div_ps(far, base.value, factor.value)}, Full{});
+      base.value = _mm512_mask_mov_ps(base.value, far, _mm512_setzero_ps());
+      const Vec sum = load(state.sum + lane, Full{}) * exp2_or_zero(base - round_up(base));
+      store(state.sum + lane, where_less(base, broadcast(kLowest), broadcast(0.0f), sum), Full{});
+      store(state.base + lane, round_up(base), Full{});
     }
   }
 
   // Finishes the scores of a chunk. Calls scale(half, power), which is to multiply what has been made of earlier
   // weights, where the base changes.
   template <class Scale>
-  void start(const KeyChunk& chunk, float* scores, bfloat16* weights, Scale&& scale) {
+  [[gnu::always_inline]] void start(const KeyChunk& chunk, float* scores, bfloat16* weights, Scale&& scale) {
     scores_ = scores;
     weights_ = weights;
     next_ = 0;
@@ -461,12 +497,11 @@ class Weighing {
     while (next_ < kParts) do_part();
   }
 
-  // The base as a score, and the sum.
-  void store_lanes() const {
+  void store_state(const TileState& state) const {
     for (int half = 0; half < 2; ++half) {
-      const Vec origin = origin_[half] * broadcast(scoring_.unit);
-      store(memory_.base + half * kWidth, origin + base_[half] * broadcast(kLn2), Full{});
-      store(memory_.sum + half * kWidth, sum_[half], Full{});
+      store(state.origin + half * kWidth, origin_[half], Full{});
+      store(state.base + half * kWidth, base_[half], Full{});
+      store(state.sum + half * kWidth, sum_[half], Full{});
     }
   }
 
@@ -488,7 +523,7 @@ class Weighing {
   static Vec round_up(Vec x) { return {_mm512_roundscale_ps(x.value, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}; }
 
   // Returns their maximum. What is excluded becomes -inf.
-  Vec finish_scores(const KeyChunk& chunk, int half) {
+  [[gnu::always_inline]] Vec finish_scores(const KeyChunk& chunk, int half) {
     float* const scores = scores_ + half * kWidth;
     const float* const addends = memory_.addends + half * kWidth;
     if (chunk.some_excluded) {
@@ -571,22 +606,21 @@ inline bool is_finite(float x) { return x - x == 0.0f; }
 
 // Adds the weighted values of a run to the next `count` blocks of 32 columns of the output, or sets them.
 template <class Between>
-inline void multiply_values(const PackedHead& head, Run& run, int64_t count, bool add, const TileMemory& memory,
-                            Between&& between) {
+[[gnu::always_inline]] inline void multiply_values(const PackedHead& head, Run& run, int64_t count, float* output,
+                                                   bool add, Between&& between) {
   const AttentionProblem& problem = head.problem;
   const bfloat16* values = head.values + run.first * head.value_stride;
   for (; count > 0; --count, ++run.blocks) {
     const int64_t column = run.blocks * kPackedDim;
     Products::multiply(values + column * kKeyChunk, kKeyChunk, head.value_stride, run.weights, run.chunks, add,
-                       memory.output + column * kAcceleratedRows, between);
+                       output + column * kAcceleratedRows, between);
   }
-  if (run.blocks * kPackedDim < memory.value_dim) return;
+  if (run.blocks * kPackedDim < problem.value_dim) return;
   for (int64_t i = 0; i < run.chunks; ++i) {
     if (head.values_finite[run.first + i] != 0) continue;
     const int64_t first = (run.first + i) * kKeyChunk;
     add_infinite_elements(head.value_rows + first * problem.value.row_stride, problem.value.row_stride,
-                          smaller(kKeyChunk, problem.keys - first), problem.value_dim, run.weights + i * 1024,
-                          memory.output);
+                          smaller(kKeyChunk, problem.keys - first), problem.value_dim, run.weights + i * 1024, output);
   }
 }
 
@@ -601,15 +635,21 @@ inline void scale_weights(const Run& run, int half, Vec power) {
   }
 }
 
+// The state of a tile before any keys.
+void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_sinks, TileState& state) {
+  pack_columns(RowPointers(problem.query, tile).rows, problem.head_dim, 2, state.queries);
+  start_lanes(problem, tile, with_sinks, kLn2, kAcceleratedRows, {state.base, state.sum});
+  Weighing::start_rows(SoftmaxScoring(problem), state);
+  state.has_output = false;
+}
+
 // Attends from the rows of a tile to keys [first_key, last_key), a chunk of keys after the other. While a chunk's
 // scores become weights, the products of the next one and of a part of the last run of values are computed.
-void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int64_t last_key, bool with_sinks,
-            bool products_finite, const TileMemory& memory) {
+[[gnu::noinline]] void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int64_t last_key,
+                              bool products_finite, const TileMemory& memory, TileState& state) {
   const AttentionProblem& problem = head.problem;
   const SoftmaxScoring scoring(problem);
   const TileKeys tile_keys(problem, tile);
-  pack_columns(RowPointers(problem.query, tile).rows, problem.head_dim, 2, memory.queries);
-  start_lanes(problem, tile, with_sinks, kLn2, kAcceleratedRows, {memory.base, memory.sum});
   const int64_t end = smaller(last_key, tile_keys.last());
   const int64_t steps = packed(problem.head_dim) / kPackedDim;
   const int64_t blocks = memory.value_dim / kPackedDim;
@@ -620,9 +660,9 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
   const auto find = [&](int64_t index, KeyChunk& chunk) {
     find_chunk(problem, mask_rows, bias_rows, tile, tile_keys, index, end, memory.addends, chunk);
   };
-  const auto multiply_keys = [&](const KeyChunk& chunk, float* scores, auto&& between) {
+  const auto multiply_keys = [&](const KeyChunk& chunk, float* scores, auto&& between) __attribute__((always_inline)) {
     const Rows keys = head.keys_of_chunk(chunk.index);
-    Products::multiply(keys.data, keys.stride, kPackedDim, memory.queries, steps, false, scores, between);
+    Products::multiply(keys.data, keys.stride, kPackedDim, state.queries, steps, false, scores, between);
   };
   const auto idle = [] {};
   KeyChunk chunks[2];
@@ -630,13 +670,13 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
   for (int i = 0; i < 2; ++i) runs[i].weights = memory.weights[i];
   int turn = 0;     // of chunks
   int current = 0;  // run, which gets the weights
-  bool has_output = false;
+  bool has_output = state.has_output;
   const auto finish_run = [&](Run& run) {
     if (run.chunks == 0 || run.blocks == blocks) return;
-    multiply_values(head, run, blocks - run.blocks, has_output, memory, idle);
+    multiply_values(head, run, blocks - run.blocks, state.output, has_output, idle);
     has_output = true;
   };
-  Weighing weighing(scoring, products_finite, memory);
+  Weighing weighing(scoring, products_finite, state, memory);
   find(larger(first_key, tile_keys.first()) / kKeyChunk, chunks[0]);
   if (chunks[0].exists) multiply_keys(chunks[0], memory.scores[0], idle);
   for (; chunks[turn].exists; turn = 1 - turn) {
@@ -658,7 +698,7 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
       scale_weights(complete, half, power);
       if (!has_output && complete.blocks == 0) return;
       for (int64_t i = half * kWidth; i < memory.value_dim * kAcceleratedRows; i += kAcceleratedRows) {
-        store(memory.output + i, power * load(memory.output + i, Full{}), Full{});
+        store(state.output + i, power * load(state.output + i, Full{}), Full{});
       }
     });
     find(chunk.index + 1, next);
@@ -682,18 +722,28 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
     };
     if (next.exists) multiply_keys(next, memory.scores[1 - turn], work);
     if (due > 0) {
-      multiply_values(head, complete, due, has_output, memory, work);
+      multiply_values(head, complete, due, state.output, has_output, work);
       has_output |= complete.blocks == blocks;
     }
     weighing.finish();
     fetch_bias(kAcceleratedRows);
   }
-  weighing.store_lanes();
+  weighing.store_state(state);
   finish_run(runs[1 - current]);
   finish_run(runs[current]);
-  if (!has_output) clear(memory.output, memory.value_dim * kAcceleratedRows);
-  transpose_rows(memory.output, kAcceleratedRows, memory.value_dim, kAcceleratedRows, memory.output_rows,
-                 memory.value_dim);
+  state.has_output = has_output;
+}
+
+// The rows of the output of a tile, and what their weights are relative to.
+void finish_tile(const AttentionProblem& problem, const TileState& state, const TileMemory& memory) {
+  const int64_t value_dim = memory.value_dim;
+  if (!state.has_output) clear(state.output, value_dim * kAcceleratedRows);
+  transpose_rows(state.output, kAcceleratedRows, value_dim, kAcceleratedRows, memory.output_rows, value_dim);
+  const Vec unit = broadcast(SoftmaxScoring(problem).unit);
+  for (int64_t lane = 0; lane < kAcceleratedRows; lane += kWidth) {
+    const Vec origin = load(state.origin + lane, Full{}) * unit;
+    store(memory.maximum + lane, origin + load(state.base + lane, Full{}) * broadcast(kLn2), Full{});
+  }
 }
 
 // Keys that few rows attend to at a time, and vectors of columns of their values that are summed together.
@@ -1015,24 +1065,41 @@ void attention_pack(const AttentionArgs& args, float*, int64_t begin, int64_t en
 
 void attention_tiles(const AttentionArgs& args, float* scratch, int64_t begin, int64_t end) {
   const AttentionProblem& problem = args.problem;
-  const TileMemory memory(problem, scratch);
+  TileMemory memory(problem, scratch);
   const int64_t tiles = row_tiles_of(problem, kAcceleratedRows).count;
+  const bool split = args.splits > 1;
   [[maybe_unused]] const Products::Session session;
-  for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t split = unit % args.splits;
+  for (int64_t unit = begin; unit < end;) {
+    const int64_t first_key = unit % args.splits * args.split_keys;
+    const int64_t last_key = smaller(first_key + args.split_keys, problem.keys);
     const int64_t index = unit / args.splits;
     const int64_t batch = index / tiles / problem.key_heads;
     const int64_t key_head = index / tiles % problem.key_heads;
-    const RowTile tile = row_tile(problem, kAcceleratedRows, batch, key_head, index % tiles);
-    const auto attend_to_split = [&](bool products_finite) {
-      attend(PackedHead(args, batch, key_head), tile, split * args.split_keys, (split + 1) * args.split_keys,
-             args.splits == 1, products_finite, memory);
+    const PackedHead head(args, batch, key_head);
+    const auto tile_of = [&](int64_t i) {
+      return row_tile(problem, kAcceleratedRows, batch, key_head, index % tiles + i);
     };
-    attend_to_split(true);
-    if (problem.bias.data != nullptr && !all_finite({memory.sum, kAcceleratedRows}, 1, kAcceleratedRows)) {
-      attend_to_split(false);
+    // Splits have few keys.
+    const int64_t together = split ? 1 : smaller(smaller(tiles_together(problem), end - unit), tiles - index % tiles);
+    const int64_t part = together > 1 ? keys_of_part(problem) : last_key - first_key;
+    for (int64_t i = 0; i < together; ++i) start_tile(problem, tile_of(i), !split, memory.tiles[i]);
+    for (int64_t key = first_key; key < last_key; key += part) {
+      for (int64_t i = 0; i < together; ++i) {
+        attend(head, tile_of(i), key, smaller(key + part, last_key), true, memory, memory.tiles[i]);
+      }
     }
-    store_results<bfloat16>(args, tile, split, memory.output_rows, memory.value_dim, memory.base, memory.sum);
+    for (int64_t i = 0; i < together; ++i) {
+      const RowTile tile = tile_of(i);
+      TileState& state = memory.tiles[i];
+      if (problem.bias.data != nullptr && !all_finite({state.sum, kAcceleratedRows}, 1, kAcceleratedRows)) {
+        start_tile(problem, tile, !split, state);
+        attend(head, tile, first_key, last_key, false, memory, state);
+      }
+      finish_tile(problem, state, memory);
+      store_results<bfloat16>(args, tile, unit % args.splits, memory.output_rows, memory.value_dim, memory.maximum,
+                              state.sum);
+    }
+    unit += together;
   }
 }
 

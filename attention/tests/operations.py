@@ -64,7 +64,8 @@ def _checked(id: str, *sizes: int):
 
 
 # A tile has 64 rows, which are the queries of a group's heads, and 64 to 256 keys; few queries share a reading of 1024
-# keys at a time. A vector has 4, 8 or 16 float32 lanes; bfloat16 comes in pairs, and 32 of them in a row of AMX.
+# keys at a time; where a head has more than a MiB of keys and values, tiles of queries take turns. A vector has 4, 8 or
+# 16 float32 lanes; bfloat16 comes in pairs, and 32 of them in a row of AMX.
 SHAPES = [
     _small("one_of_everything", 1, 1, 1, 1, 1, 1, 1),
     _small("one_key", 2, 2, 2, 3, 1, 16, 16),
@@ -88,6 +89,7 @@ SHAPES = [
     pytest.param(Shape(1, 1, 1, 20, 140, 256, 256), id="wide_heads"),
     pytest.param(Shape(1, 1, 1, 9, 20, 513, 257), id="odd_wide_heads"),
     pytest.param(Shape(1, 1, 1, 3, 9, 1024, 1024), id="widest_heads"),
+    pytest.param(Shape(1, 2, 1, 100, 600, 1024, 520), id="keys_past_a_part"),
     pytest.param(Shape(1, 4, 1, 2, 2100, 40, 24), id="few_queries_of_several_splits"),
     pytest.param(Shape(1, 2, 2, 1, 300, 80, 72), id="one_query_of_a_head"),
     pytest.param(Shape(1, 3, 3, 1, 1100, 33, 129), id="one_query_of_a_head_past_a_split"),

@@ -17,6 +17,7 @@ from operations import (
 SHAPES = [
     pytest.param(Shape(3, 6, 2, 100, 130, 64, 48), id="several_tiles"),
     pytest.param(Shape(1, 2, 1, 300, 300, 33, 17), id="one_long_sequence"),
+    pytest.param(Shape(1, 1, 1, 330, 400, 1024, 520), id="keys_past_a_part"),
     pytest.param(Shape(2, 8, 2, 1, 3000, 64, 64), id="one_query"),
     pytest.param(Shape(2, 3, 3, 1, 3000, 80, 64), id="one_query_of_a_head"),
     pytest.param(Shape(1, 4, 1, 5, 2100, 80, 80), id="few_queries"),
