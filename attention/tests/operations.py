@@ -89,16 +89,22 @@ SHAPES = [
     pytest.param(Shape(1, 1, 1, 20, 140, 256, 256), id="wide_heads"),
     pytest.param(Shape(1, 1, 1, 9, 20, 513, 257), id="odd_wide_heads"),
     pytest.param(Shape(1, 1, 1, 3, 9, 1024, 1024), id="widest_heads"),
-    pytest.param(Shape(1, 2, 1, 100, 600, 1024, 520), id="keys_past_a_part"),
     pytest.param(Shape(1, 4, 1, 2, 2100, 40, 24), id="few_queries_of_several_splits"),
-    pytest.param(Shape(1, 2, 2, 1, 300, 80, 72), id="one_query_of_a_head"),
-    pytest.param(Shape(1, 3, 3, 1, 1100, 33, 129), id="one_query_of_a_head_past_a_split"),
-    pytest.param(Shape(1, 1, 1, 1, 140, 1024, 1024), id="one_query_of_a_widest_head"),
 ]
 by_shape = pytest.mark.parametrize("shape", SHAPES)
-# Only the forward splits keys: on a GPU from 257 or 1025 on.
+# Only the forward splits keys, on a GPU from 257 or 1025 on, takes them in parts, and has its own way with one query of
+# a head, on a CPU.
+PAST_A_PART = Shape(1, 1, 1, 40, 300, 1024, 1024)
 by_forward_shape = pytest.mark.parametrize(
-    "shape", [*SHAPES, _checked("splits_and_slices_on_a_gpu", 1, 2, 1, 1, 257, 8, 136)]
+    "shape",
+    [
+        *SHAPES,
+        _checked("splits_and_slices_on_a_gpu", 1, 2, 1, 1, 257, 8, 136),
+        pytest.param(PAST_A_PART, id="keys_past_a_part"),
+        pytest.param(Shape(1, 2, 2, 1, 300, 80, 72), id="one_query_of_a_head"),
+        pytest.param(Shape(1, 3, 3, 1, 1100, 33, 129), id="one_query_of_a_head_past_a_split"),
+        pytest.param(Shape(1, 1, 1, 1, 140, 520, 257), id="one_query_of_a_wide_head"),
+    ],
 )
 
 
