@@ -43,6 +43,18 @@ inline __m512i pairs_of(Vec even, Vec odd) {
   return _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.value, even.value)));
 }
 
+// The weights of scores relative to a maximum.
+struct WeightOf {
+  WeightOf(Vec maximum, float scale)
+      : base(where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum)), factor(broadcast(scale)) {}
+
+  // Subtracted first: of large scores products with the factor are too coarse.
+  Vec operator()(Vec score) const { return exp2_or_zero((score - base) * factor); }
+
+  Vec base;
+  Vec factor;
+};
+
 // Scores [count, width] of one vector of rows become weights relative to the new maximum, which store_pair(key, even,
 // odd) takes two keys at a time. Returns what the maximum's change makes of earlier weights.
 template <class StorePair>
@@ -56,9 +68,7 @@ inline Vec update_lanes(float* scores, int64_t count, int64_t width, float facto
     odd = max(load(scores + (key + 1) * width, Full{}), odd);
   }
   const Vec maximum = max(even, odd);
-  const Vec base = where_less(maximum, broadcast(kLowest), broadcast(0.0f), maximum);
-  // Subtracted first: of large scores products with the factor are too coarse.
-  const auto weight_of = [&](Vec score) { return exp2_or_zero((score - base) * broadcast(factor)); };
+  const WeightOf weight_of(maximum, factor);
   const Vec correction = weight_of(old_maximum);
   Vec even_sum = broadcast(0.0f);
   Vec odd_sum = even_sum;
@@ -203,39 +213,67 @@ void pack_chunk(const PackedHead& head, int64_t chunk) {
                       problem.value_dim, head.values + chunk * head.value_stride);
 }
 
-// Rows of a bias are too far apart for the hardware to foresee their next chunks: so many chunks before its turn, one
-// is fetched, while products run.
+// Rows of a bias are too far apart for the hardware to foresee what they have for the chunks to come: so many chunks
+// ahead, it is fetched while products run.
 inline constexpr int64_t kBiasAhead = 3;
 
 // Chunks of keys whose weights are multiplied by their values together.
 inline constexpr int64_t kRunChunks = 4;
 
-// The memory of a tile of rows. All but the queries have kAcceleratedRows lanes.
+// What is known of a tile of rows after some keys. All but the queries have kAcceleratedRows lanes.
+struct TileState {
+  TileState() = default;
+  TileState(const AttentionProblem& problem, Scratch& scratch) {
+    queries = as_bfloat16(scratch.take(packed(problem.head_dim) * kAcceleratedRows / 2));
+    output = scratch.take(packed(problem.value_dim) * kAcceleratedRows);
+    origin = scratch.take(kAcceleratedRows);
+    base = scratch.take(kAcceleratedRows);
+    sum = scratch.take(kAcceleratedRows);
+  }
+
+  bfloat16* queries = nullptr;  // right operand
+  float* output = nullptr;      // [Dv, lanes], nothing yet unless has_output
+  float* origin = nullptr;      // of scores
+  float* base = nullptr;        // what weights are relative to, in units of log 2 from the origin
+  float* sum = nullptr;         // of the weights
+  bool has_output = false;
+};
+
+// Tiles that attend to a part of the keys one after the other before the next part's turn, where the keys and values of
+// a head are too many for the cache, and the bytes of a part.
+inline constexpr int kTilesTogether = 8;
+inline constexpr int64_t kPartBytes = 1 << 20;
+
+inline int64_t keys_of_part(const AttentionProblem& problem) {
+  const int64_t key_bytes = (packed(problem.head_dim) + packed(problem.value_dim)) * sizeof(bfloat16);
+  return larger(kPartBytes / key_bytes / kKeyChunk, 1) * kKeyChunk;
+}
+inline int tiles_together(const AttentionProblem& problem) {
+  return problem.keys > keys_of_part(problem) ? kTilesTogether : 1;
+}
+
+// The memory of tiles of rows.
 struct TileMemory {
   TileMemory(const AttentionProblem& problem, float* memory) : value_dim(packed(problem.value_dim)) {
     Scratch scratch(memory);
-    queries = as_bfloat16(scratch.take(packed(problem.head_dim) * kAcceleratedRows / 2));
     for (auto& part : weights) part = as_bfloat16(scratch.take(kRunChunks * kChunkSize / 2));
     for (auto& part : scores) part = scratch.take(kChunkSize);
     addends = scratch.take(kChunkSize);
-    output = scratch.take(value_dim * kAcceleratedRows);
     output_rows = scratch.take(kAcceleratedRows * value_dim);
-    base = scratch.take(kAcceleratedRows);
-    sum = scratch.take(kAcceleratedRows);
+    maximum = scratch.take(kAcceleratedRows);
+    for (int i = 0; i < tiles_together(problem); ++i) tiles[i] = TileState(problem, scratch);
     size = scratch.taken();
   }
 
   static constexpr int64_t kChunkSize = kKeyChunk * kAcceleratedRows;
 
   int64_t value_dim;
-  bfloat16* queries;     // right operand
   bfloat16* weights[2];  // right operands of two runs of chunks, a step for each chunk
   float* scores[2];      // of two chunks of keys
   float* addends;        // of a chunk
-  float* output;         // [Dv, lanes]
   float* output_rows;    // [lanes, Dv]
-  float* base;           // what weights are relative to: that of the sink in units of log 2, at the end a score
-  float* sum;            // of the weights
+  float* maximum;        // what the weights are relative to, as a score
+  TileState tiles[kTilesTogether];
   int64_t size;
 };
 
@@ -281,7 +319,7 @@ inline void keep_in_range(const AttentionProblem& problem, const RowTile& tile, 
   });
 }
 
-// The terms of a bias for a chunk of `count` keys: [kKeyChunk, lanes].
+// The terms of a bias for a chunk of `count` keys: [kKeyChunk, lanes], whatever from `count` on.
 template <class T>
 inline void transpose_chunk_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   transpose_bias<T>(bias, key, count, terms);
@@ -308,14 +346,9 @@ inline Addends fill_chunk_addends(const AttentionProblem& problem, const Operand
   const ScoreOperand& bias = problem.bias;
   if (bias.data == nullptr) return Addends::kNone;
   if (bias.key_stride == 1 && !same_for_all_rows(bias, tile)) {
-    Addends filled = Addends::kNothingLeft;
-    visit_dtype(problem.bias_dtype, [&](auto element) {
-      using T = typename decltype(element)::type;
-      if (!any_left<T>(rows, key, count)) return;
-      transpose_chunk_bias<T>(rows, key, count, addends);
-      filled = Addends::kSome;
+    return fill_if_any_left(rows, problem.bias_dtype, key, count, [&](auto element) {
+      transpose_chunk_bias<typename decltype(element)::type>(rows, key, count, addends);
     });
-    return filled;
   }
   AttentionProblem without_mask = problem;
   without_mask.mask.data = nullptr;
@@ -366,35 +399,43 @@ struct Run {
 // The scores of a chunk become weights, of two keys at a time, while products run. Weights are relative to a base near
 // the largest score so far: a power of 2, so that a new one changes no bit of them. Where that score is so large that
 // its product with the factor is too coarse, it is subtracted from scores first, as their origin; else the origin is 0.
+// What it holds is in registers only as long as all that refers to it is inlined.
 class Weighing {
  public:
   // What a bias of -inf excludes does not show even if its product is not finite where `products_finite` is false;
   // where it is true, the sum of the weights becomes NaN.
-  Weighing(const SoftmaxScoring& scoring, bool products_finite, const TileMemory& memory)
+  Weighing(const SoftmaxScoring& scoring, bool products_finite, const TileState& state, const TileMemory& memory)
       : scoring_(scoring),
         added_(products_finite && !scoring.scoring.capped && !scoring.direct),
         memory_(memory),
         factor_(broadcast(scoring.factor)) {
     for (int half = 0; half < 2; ++half) {
-      origin_[half] = broadcast(0.0f);
-      Vec base = load(memory.base + half * kWidth, Full{});
+      origin_[half] = load(state.origin + half * kWidth, Full{});
+      base_[half] = load(state.base + half * kWidth, Full{});
+      sum_[half] = load(state.sum + half * kWidth, Full{});
+      shifted_ |= _mm512_cmp_ps_mask(origin_[half].value, _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;
+    }
+  }
+
+  // The state of rows of which there are but the sinks' scores, in `base` in units of log 2, and `sum`.
+  static void start_rows(const SoftmaxScoring& scoring, const TileState& state) {
+    const Vec factor = broadcast(scoring.factor);
+    for (int64_t lane = 0; lane < kAcceleratedRows; lane += kWidth) {
+      Vec base = load(state.base + lane, Full{});
       const __mmask16 far = _mm512_cmp_ps_mask(abs(base).value, _mm512_set1_ps(kFarLog2), _CMP_GT_OQ) &
                             _mm512_cmp_ps_mask(abs(base).value, _mm512_set1_ps(kInfinity), _CMP_LT_OQ);
-      if (far != 0) {
-        origin_[half].value = _mm512_maskz_div_ps(far, base.value, factor_.value);
-        base.value = _mm512_mask_mov_ps(base.value, far, _mm512_setzero_ps());
-        shifted_ = true;
-      }
-      base_[half] = round_up(base);
-      const Vec sum = load(memory.sum + half * kWidth, Full{}) * exp2_or_zero(base - base_[half]);
-      sum_[half] = where_less(base, broadcast(kLowest), broadcast(0.0f), sum);
+      store(state.origin + lane, Vec{_mm512_maskz_div_ps(far, base.value, factor.value)}, Full{});
+      base.value = _mm512_mask_mov_ps(base.value, far, _mm512_setzero_ps());
+      const Vec sum = load(state.sum + lane, Full{}) * exp2_or_zero(base - round_up(base));
+      store(state.sum + lane, where_less(base, broadcast(kLowest), broadcast(0.0f), sum), Full{});
+      store(state.base + lane, round_up(base), Full{});
     }
   }
 
   // Finishes the scores of a chunk. Calls scale(half, power), which is to multiply what has been made of earlier
   // weights, where the base changes.
   template <class Scale>
-  void start(const KeyChunk& chunk, float* scores, bfloat16* weights, Scale&& scale) {
+  [[gnu::always_inline]] void start(const KeyChunk& chunk, float* scores, bfloat16* weights, Scale&& scale) {
     scores_ = scores;
     weights_ = weights;
     next_ = 0;
@@ -456,12 +497,11 @@ class Weighing {
     while (next_ < kParts) do_part();
   }
 
-  // The base as a score, and the sum.
-  void store_lanes() const {
+  void store_state(const TileState& state) const {
     for (int half = 0; half < 2; ++half) {
-      const Vec origin = origin_[half] * broadcast(scoring_.unit);
-      store(memory_.base + half * kWidth, origin + base_[half] * broadcast(kLn2), Full{});
-      store(memory_.sum + half * kWidth, sum_[half], Full{});
+      store(state.origin + half * kWidth, origin_[half], Full{});
+      store(state.base + half * kWidth, base_[half], Full{});
+      store(state.sum + half * kWidth, sum_[half], Full{});
     }
   }
 
@@ -483,7 +523,7 @@ class Weighing {
   static Vec round_up(Vec x) { return {_mm512_roundscale_ps(x.value, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}; }
 
   // Returns their maximum. What is excluded becomes -inf.
-  Vec finish_scores(const KeyChunk& chunk, int half) {
+  [[gnu::always_inline]] Vec finish_scores(const KeyChunk& chunk, int half) {
     float* const scores = scores_ + half * kWidth;
     const float* const addends = memory_.addends + half * kWidth;
     if (chunk.some_excluded) {
@@ -566,22 +606,21 @@ inline bool is_finite(float x) { return x - x == 0.0f; }
 
 // Adds the weighted values of a run to the next `count` blocks of 32 columns of the output, or sets them.
 template <class Between>
-inline void multiply_values(const PackedHead& head, Run& run, int64_t count, bool add, const TileMemory& memory,
-                            Between&& between) {
+[[gnu::always_inline]] inline void multiply_values(const PackedHead& head, Run& run, int64_t count, float* output,
+                                                   bool add, Between&& between) {
   const AttentionProblem& problem = head.problem;
   const bfloat16* values = head.values + run.first * head.value_stride;
   for (; count > 0; --count, ++run.blocks) {
     const int64_t column = run.blocks * kPackedDim;
     Products::multiply(values + column * kKeyChunk, kKeyChunk, head.value_stride, run.weights, run.chunks, add,
-                       memory.output + column * kAcceleratedRows, between);
+                       output + column * kAcceleratedRows, between);
   }
-  if (run.blocks * kPackedDim < memory.value_dim) return;
+  if (run.blocks * kPackedDim < problem.value_dim) return;
   for (int64_t i = 0; i < run.chunks; ++i) {
     if (head.values_finite[run.first + i] != 0) continue;
     const int64_t first = (run.first + i) * kKeyChunk;
     add_infinite_elements(head.value_rows + first * problem.value.row_stride, problem.value.row_stride,
-                          smaller(kKeyChunk, problem.keys - first), problem.value_dim, run.weights + i * 1024,
-                          memory.output);
+                          smaller(kKeyChunk, problem.keys - first), problem.value_dim, run.weights + i * 1024, output);
   }
 }
 
@@ -596,26 +635,34 @@ inline void scale_weights(const Run& run, int half, Vec power) {
   }
 }
 
+// The state of a tile before any keys.
+void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_sinks, TileState& state) {
+  pack_columns(RowPointers(problem.query, tile).rows, problem.head_dim, 2, state.queries);
+  start_lanes(problem, tile, with_sinks, kLn2, kAcceleratedRows, {state.base, state.sum});
+  Weighing::start_rows(SoftmaxScoring(problem), state);
+  state.has_output = false;
+}
+
 // Attends from the rows of a tile to keys [first_key, last_key), a chunk of keys after the other. While a chunk's
 // scores become weights, the products of the next one and of a part of the last run of values are computed.
-void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int64_t last_key, bool with_sinks,
-            bool products_finite, const TileMemory& memory) {
+[[gnu::noinline]] void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int64_t last_key,
+                              bool products_finite, const TileMemory& memory, TileState& state) {
   const AttentionProblem& problem = head.problem;
   const SoftmaxScoring scoring(problem);
   const TileKeys tile_keys(problem, tile);
-  pack_columns(RowPointers(problem.query, tile).rows, problem.head_dim, 2, memory.queries);
-  start_lanes(problem, tile, with_sinks, kLn2, kAcceleratedRows, {memory.base, memory.sum});
   const int64_t end = smaller(last_key, tile_keys.last());
   const int64_t steps = packed(problem.head_dim) / kPackedDim;
   const int64_t blocks = memory.value_dim / kPackedDim;
   const OperandRows mask_rows(problem.mask, 1, tile, kAcceleratedRows);
   const OperandRows bias_rows(problem.bias, bias_bytes(problem), tile, kAcceleratedRows);
+  const bool fetches_bias =
+      problem.bias.data != nullptr && problem.bias.key_stride == 1 && !same_for_all_rows(problem.bias, tile);
   const auto find = [&](int64_t index, KeyChunk& chunk) {
     find_chunk(problem, mask_rows, bias_rows, tile, tile_keys, index, end, memory.addends, chunk);
   };
-  const auto multiply_keys = [&](const KeyChunk& chunk, float* scores, auto&& between) {
+  const auto multiply_keys = [&](const KeyChunk& chunk, float* scores, auto&& between) __attribute__((always_inline)) {
     const Rows keys = head.keys_of_chunk(chunk.index);
-    Products::multiply(keys.data, keys.stride, kPackedDim, memory.queries, steps, false, scores, between);
+    Products::multiply(keys.data, keys.stride, kPackedDim, state.queries, steps, false, scores, between);
   };
   const auto idle = [] {};
   KeyChunk chunks[2];
@@ -623,13 +670,13 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
   for (int i = 0; i < 2; ++i) runs[i].weights = memory.weights[i];
   int turn = 0;     // of chunks
   int current = 0;  // run, which gets the weights
-  bool has_output = false;
+  bool has_output = state.has_output;
   const auto finish_run = [&](Run& run) {
     if (run.chunks == 0 || run.blocks == blocks) return;
-    multiply_values(head, run, blocks - run.blocks, has_output, memory, idle);
+    multiply_values(head, run, blocks - run.blocks, state.output, has_output, idle);
     has_output = true;
   };
-  Weighing weighing(scoring, products_finite, memory);
+  Weighing weighing(scoring, products_finite, state, memory);
   find(larger(first_key, tile_keys.first()) / kKeyChunk, chunks[0]);
   if (chunks[0].exists) multiply_keys(chunks[0], memory.scores[0], idle);
   for (; chunks[turn].exists; turn = 1 - turn) {
@@ -651,7 +698,7 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
       scale_weights(complete, half, power);
       if (!has_output && complete.blocks == 0) return;
       for (int64_t i = half * kWidth; i < memory.value_dim * kAcceleratedRows; i += kAcceleratedRows) {
-        store(memory.output + i, power * load(memory.output + i, Full{}), Full{});
+        store(state.output + i, power * load(state.output + i, Full{}), Full{});
       }
     });
     find(chunk.index + 1, next);
@@ -660,35 +707,50 @@ void attend(const PackedHead& head, const RowTile& tile, int64_t first_key, int6
     const int64_t due = complete.chunks == 0 ? 0 : run.chunks * blocks / kRunChunks - complete.blocks;
     const int64_t pauses = Products::kPauses * ((next.exists ? steps : 0) + due * complete.chunks);
     const int64_t parts = pauses == 0 ? 0 : ceil_div(Weighing::kParts, pauses);
-    const int64_t offset = (chunk.index + kBiasAhead) * kKeyChunk * bias_bytes(problem);
-    int64_t fetched = problem.bias.data != nullptr && problem.bias.key_stride == 1 ? 0 : kAcceleratedRows;
+    const int64_t chunk_bytes = kKeyChunk * bias_bytes(problem);
+    const int64_t ahead = (chunk.index + kBiasAhead) * chunk_bytes;
+    int64_t fetched = fetches_bias ? 0 : kAcceleratedRows;
+    const auto fetch_bias = [&](int64_t rows) __attribute__((always_inline)) {
+      for (; rows > 0 && fetched < kAcceleratedRows; --rows, ++fetched) {
+        for (int64_t line = 0; line < chunk_bytes; line += 64) bias_rows.fetch(fetched, ahead + line);
+      }
+    };
+    const int64_t rows_at_once = pauses == 0 ? 0 : ceil_div(kAcceleratedRows, pauses);
     const auto work = [&]() __attribute__((always_inline)) {
       for (int64_t part = 0; part < parts; ++part) weighing.do_part();
-      if (fetched < kAcceleratedRows) {
-        bias_rows.fetch(fetched, offset);
-        bias_rows.fetch(fetched + 1, offset);
-        fetched += 2;
-      }
+      fetch_bias(rows_at_once);
     };
     if (next.exists) multiply_keys(next, memory.scores[1 - turn], work);
     if (due > 0) {
-      multiply_values(head, complete, due, has_output, memory, work);
+      multiply_values(head, complete, due, state.output, has_output, work);
       has_output |= complete.blocks == blocks;
     }
     weighing.finish();
+    fetch_bias(kAcceleratedRows);
   }
-  weighing.store_lanes();
+  weighing.store_state(state);
   finish_run(runs[1 - current]);
   finish_run(runs[current]);
-  if (!has_output) clear(memory.output, memory.value_dim * kAcceleratedRows);
-  transpose_rows(memory.output, kAcceleratedRows, memory.value_dim, kAcceleratedRows, memory.output_rows,
-                 memory.value_dim);
+  state.has_output = has_output;
 }
 
-// The memory of the few rows of a key head.
-inline constexpr int64_t kFewKeys = 128;
-inline constexpr int kFewVectors = 4;  // of columns of values that are summed at a time
+// The rows of the output of a tile, and what their weights are relative to.
+void finish_tile(const AttentionProblem& problem, const TileState& state, const TileMemory& memory) {
+  const int64_t value_dim = memory.value_dim;
+  if (!state.has_output) clear(state.output, value_dim * kAcceleratedRows);
+  transpose_rows(state.output, kAcceleratedRows, value_dim, kAcceleratedRows, memory.output_rows, value_dim);
+  const Vec unit = broadcast(SoftmaxScoring(problem).unit);
+  for (int64_t lane = 0; lane < kAcceleratedRows; lane += kWidth) {
+    const Vec origin = load(state.origin + lane, Full{}) * unit;
+    store(memory.maximum + lane, origin + load(state.base + lane, Full{}) * broadcast(kLn2), Full{});
+  }
+}
 
+// Keys that few rows attend to at a time, and vectors of columns of their values that are summed together.
+inline constexpr int64_t kFewKeys = 128;
+inline constexpr int kFewVectors = 4;
+
+// The memory of the few rows of a key head.
 struct FewMemory {
   FewMemory(const AttentionProblem& problem, float* memory)
       : value_dim(round_up(problem.value_dim, kFewVectors * kWidth)) {
@@ -714,48 +776,46 @@ struct FewMemory {
   int64_t size;
 };
 
-// Rows that will be needed soon. While keys are multiplied their values are fetched, and while values are added the
-// next keys: the hardware foresees neither, and at the pace of the products neither waits for the other.
+// Rows that will be needed soon, none by default. While keys are multiplied their values are fetched, and while values
+// are added the next keys: the hardware foresees neither, and at the pace of the products neither waits for the other.
 struct RowsAhead {
-  const bfloat16* rows;
-  int64_t stride;
-  int64_t count;
-  int64_t dim;
+  RowsAhead() = default;
+  // Rows [first, first + rows) of a head.
+  RowsAhead(const HeadRows& source, const bfloat16* head, int64_t first, int64_t rows, int64_t row_dim)
+      : data(head + first * source.row_stride), stride(source.row_stride), count(rows), dim(row_dim) {}
 
   // Inline, since compilers leave out calls of functions that do nothing but this.
   [[gnu::always_inline]] void fetch(int64_t row) const {
+    constexpr int64_t kLine = 64 / sizeof(bfloat16);
     if (row >= count) return;
-    for (int64_t i = 0; i < dim; i += kLine) __builtin_prefetch(rows + row * stride + i, 0, 2);
+    for (int64_t i = 0; i < dim; i += kLine) __builtin_prefetch(data + row * stride + i, 0, 2);
   }
 
- private:
-  static constexpr int64_t kLine = 32;  // elements
+  const bfloat16* data = nullptr;
+  int64_t stride = 0;
+  int64_t count = 0;
+  int64_t dim = 0;
 };
 
-// Rows [first, first + count) of a head.
-inline RowsAhead rows_ahead(const HeadRows& source, const bfloat16* rows, int64_t first, int64_t count, int64_t dim) {
-  return {rows + first * source.row_stride, source.row_stride, count, dim};
-}
-
-// Of some rows for each key.
+// The weights of several rows for each key: data[key * stride + row].
 struct Weights {
   const float* data;
-  int64_t stride;  // from key to key
+  int64_t stride;
 
   float of(int64_t key, int64_t row) const { return data[key * stride + row]; }
 };
 
 // Adds weighted values to kRows rows of the output, kVectors vectors of columns, of which the last has `last` lanes,
-// and with each key fetches what is ahead. Returns false, and adds nothing, if a sum is not finite.
-template <int kRows, int kVectors, class Ahead>
+// and with each key fetches a row ahead. Returns false, and adds nothing, if a sum is not finite.
+template <int kRows, int kVectors>
 inline bool add_values(const bfloat16* values, int64_t row_stride, int64_t count, Weights weights, int64_t last,
-                       const Ahead& ahead, float* output, int64_t stride) {
+                       const RowsAhead& ahead, float* output, int64_t stride) {
   Vec sums[kRows][kVectors];
   for (auto& row : sums) {
     for (auto& sum : row) sum = broadcast(0.0f);
   }
   const auto add_key = [&](int64_t key, auto lanes) __attribute__((always_inline)) {
-    ahead(key);
+    ahead.fetch(key);
     Vec columns[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -809,58 +869,37 @@ inline bool add_values(const bfloat16* values, int64_t row_stride, int64_t count
   });
 }
 
-// Weighted values of `count` keys, from some column on, that rows of an output get.
-struct WeightedValues {
-  const bfloat16* values;
-  int64_t row_stride;
-  int64_t count;
-  Weights weights;
-  float* output;
-  int64_t stride;
-
-  template <int kRows, int kVectors, class Ahead>
-  void add(int64_t column, int64_t columns, const Ahead& ahead) const {
-    if (add_values<kRows, kVectors>(values + column, row_stride, count, weights, columns - (kVectors - 1) * kWidth,
-                                    ahead, output + column, stride)) {
-      return;
+// Adds weighted values to kRows rows of the output, which lie `stride` apart, up to kVectors vectors of columns.
+template <int kRows, int kVectors>
+inline void add_value_columns(const bfloat16* values, int64_t row_stride, int64_t count, int64_t columns,
+                              Weights weights, const RowsAhead& ahead, float* output, int64_t stride) {
+  constexpr int64_t kBefore = (kVectors - 1) * kWidth;  // the last vector
+  if (columns <= kBefore) {
+    for (int64_t i = 0; i < columns; i += kWidth) {
+      add_value_columns<kRows, 1>(values + i, row_stride, count, smaller(kWidth, columns - i), weights,
+                                  i == 0 ? ahead : RowsAhead(), output + i, stride);
     }
-    for (int row = 0; row < kRows; ++row) {
-      add_selected_values(values + column, row_stride, count, columns, {weights.data + row, weights.stride},
-                          output + row * stride + column);
-    }
+    return;
   }
-
-  // Up to kFewVectors vectors of columns.
-  template <int kRows, class Ahead>
-  void add_columns(int64_t columns, const Ahead& ahead) const {
-    if (columns > (kFewVectors - 1) * kWidth) return add<kRows, kFewVectors>(0, columns, ahead);
-    add<kRows, 1>(0, smaller(kWidth, columns), ahead);
-    for (int64_t i = kWidth; i < columns; i += kWidth) add<kRows, 1>(i, smaller(kWidth, columns - i), [](int64_t) {});
+  if (add_values<kRows, kVectors>(values, row_stride, count, weights, columns - kBefore, ahead, output, stride)) return;
+  for (int row = 0; row < kRows; ++row) {
+    add_selected_values(values, row_stride, count, columns, {weights.data + row, weights.stride},
+                        output + row * stride);
   }
-};
+}
 
-// Adds the weighted values of `count` keys to the rows of the output, and with each key fetches a row that is ahead.
+// Adds the weighted values of `count` keys to the rows of the output, and with each key fetches a row ahead.
 inline void add_weighted_values(const AttentionProblem& problem, const bfloat16* values, int64_t count, int64_t rows,
-                                Weights weights, const RowsAhead& ahead, const FewMemory& memory) {
-  const auto fetch = [&](int64_t key) __attribute__((always_inline)) { ahead.fetch(key); };
-  const auto nothing = [](int64_t) {};
+                                Weights weights, RowsAhead ahead, const FewMemory& memory) {
   for (int64_t column = 0; column < problem.value_dim; column += kFewVectors * kWidth) {
     const int64_t columns = smaller(kFewVectors * kWidth, problem.value_dim - column);
     for (int64_t row = 0; row < rows;) {
-      const WeightedValues part = {values + column,
-                                   problem.value.row_stride,
-                                   count,
-                                   {weights.data + row, weights.stride},
-                                   memory.output + row * memory.value_dim + column,
-                                   memory.value_dim};
-      const bool first = row == 0 && column == 0;
-      if (row + 4 <= rows) {
-        first ? part.add_columns<4>(columns, fetch) : part.add_columns<4>(columns, nothing);
-        row += 4;
-      } else {
-        first ? part.add_columns<1>(columns, fetch) : part.add_columns<1>(columns, nothing);
-        row += 1;
-      }
+      const bool four = row + 4 <= rows;
+      const auto add = four ? add_value_columns<4, kFewVectors> : add_value_columns<1, kFewVectors>;
+      add(values + column, problem.value.row_stride, count, columns, {weights.data + row, weights.stride}, ahead,
+          memory.output + row * memory.value_dim + column, memory.value_dim);
+      ahead = {};
+      row += four ? 4 : 1;
     }
   }
 }
@@ -887,7 +926,7 @@ void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t fi
     LaneKeys lane_keys;
     const bool partial = !tile_keys.all_have(key, key + padded);
     if (partial) fill_lane_keys(problem, tile, key, kFewRows, lane_keys);
-    const RowsAhead values_ahead = rows_ahead(problem.value, values, key, count, problem.value_dim);
+    const RowsAhead values_ahead(problem.value, values, key, count, problem.value_dim);
     for (int64_t i = 0; i < padded; i += kKeyChunk) {
       const bfloat16* chunk = keys + (key + i) * problem.key.row_stride;
       int64_t stride = problem.key.row_stride;
@@ -927,22 +966,23 @@ void attend_few(const AttentionProblem& problem, const RowTile& tile, int64_t fi
     }
     add_weighted_values(
         problem, values + key * problem.value.row_stride, count, rows, {memory.scores, kFewRows},
-        rows_ahead(problem.key, keys, key + count, smaller(kFewKeys, end - key - count), problem.head_dim), memory);
+        RowsAhead(problem.key, keys, key + count, smaller(kFewKeys, end - key - count), problem.head_dim), memory);
   }
   finish_lanes(scoring.unit, kFewRows, {memory.maximum, memory.sum});
 }
 
-// products[i] = the product of row i of `count` rows with another one, which is 0 from `dim` on.
+// products[i] = the product of row i of `count` rows with another one, which is 0 from `dim` on; written up to a
+// multiple of 8. With each row fetches one ahead.
 inline void multiply_rows(const bfloat16* rows, int64_t row_stride, int64_t count, int64_t dim, const bfloat16* other,
                           const RowsAhead& ahead, float* products) {
   constexpr int kRows = 8;
   for (int64_t first = 0; first < count; first += kRows) {
     const int64_t last = smaller(first + kRows, count) - 1;
-    const bfloat16* row[kRows];
+    const bfloat16* starts[kRows];
     Vec sums[kRows];
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
-      row[i] = rows + smaller(first + i, last) * row_stride;
+      starts[i] = rows + smaller(first + i, last) * row_stride;
       sums[i] = broadcast(0.0f);
       ahead.fetch(first + i);
     }
@@ -950,7 +990,7 @@ inline void multiply_rows(const bfloat16* rows, int64_t row_stride, int64_t coun
       const auto factor = reinterpret_cast<__m512bh>(_mm512_load_si512(other + step));
 #pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) {
-        const auto elements = reinterpret_cast<__m512bh>(load_row(row[i], step, dim));
+        const auto elements = reinterpret_cast<__m512bh>(load_row(starts[i], step, dim));
         sums[i].value = _mm512_dpbf16_ps(sums[i].value, elements, factor);
       }
     }
@@ -974,24 +1014,24 @@ void attend_one(const AttentionProblem& problem, const RowTile& tile, int64_t fi
   const KeyRange range = keys_of(problem, tile.query);
   const int64_t end = smaller(last_key, range.last);
   const bool with_addends = problem.mask.data != nullptr || problem.bias.data != nullptr;
+  const Addends addends = with_addends ? Addends::kSome : Addends::kNone;
   for (int64_t key = larger(first_key, range.first); key < end; key += kFewKeys) {
     const int64_t count = smaller(kFewKeys, end - key);
-    const Addends addends = with_addends ? Addends::kSome : Addends::kNone;
     if (with_addends) {
       const Vec left = fill_addend_row(problem, tile.batch, tile.head, tile.query, key, count, memory.addends);
       if (reduce_max(left) == 0.0f) continue;
     }
     multiply_rows(keys + key * problem.key.row_stride, problem.key.row_stride, count, problem.head_dim, memory.queries,
-                  rows_ahead(problem.value, values, key, count, problem.value_dim), memory.scores);
+                  RowsAhead(problem.value, values, key, count, problem.value_dim), memory.scores);
     Vec largest = broadcast(memory.maximum[0]);
     for_each_vector(count, [&](int64_t i, auto lanes) {
-      const Vec score = scoring.finish(load(memory.scores + i, Full{}), addends, memory.addends + i);
-      store(memory.scores + i, keep(score, lanes, broadcast(-kInfinity)), Full{});
-      largest = max(load(memory.scores + i, Full{}), largest);
+      const Vec finished = scoring.finish(load(memory.scores + i, Full{}), addends, memory.addends + i);
+      const Vec score = keep(finished, lanes, broadcast(-kInfinity));
+      store(memory.scores + i, score, Full{});
+      largest = max(score, largest);
     });
     const float maximum = reduce_max(largest);
-    const Vec base = broadcast(maximum < kLowest ? 0.0f : maximum);
-    const auto weight_of = [&](Vec score) { return exp2_or_zero((score - base) * broadcast(scoring.factor)); };
+    const WeightOf weight_of(broadcast(maximum), scoring.factor);
     Vec sum = broadcast(0.0f);
     for (int64_t i = 0; i < count; i += kWidth) {
       const Vec weight = weight_of(load(memory.scores + i, Full{}));
@@ -1006,7 +1046,7 @@ void attend_one(const AttentionProblem& problem, const RowTile& tile, int64_t fi
     }
     add_weighted_values(
         problem, values + key * problem.value.row_stride, count, 1, {memory.scores, 1},
-        rows_ahead(problem.key, keys, key + count, smaller(kFewKeys, end - key - count), problem.head_dim), memory);
+        RowsAhead(problem.key, keys, key + count, smaller(kFewKeys, end - key - count), problem.head_dim), memory);
   }
   finish_lanes(scoring.unit, 1, {memory.maximum, memory.sum});
 }
@@ -1025,24 +1065,41 @@ void attention_pack(const AttentionArgs& args, float*, int64_t begin, int64_t en
 
 void attention_tiles(const AttentionArgs& args, float* scratch, int64_t begin, int64_t end) {
   const AttentionProblem& problem = args.problem;
-  const TileMemory memory(problem, scratch);
+  TileMemory memory(problem, scratch);
   const int64_t tiles = row_tiles_of(problem, kAcceleratedRows).count;
+  const bool split = args.splits > 1;
   [[maybe_unused]] const Products::Session session;
-  for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t split = unit % args.splits;
+  for (int64_t unit = begin; unit < end;) {
+    const int64_t first_key = unit % args.splits * args.split_keys;
+    const int64_t last_key = smaller(first_key + args.split_keys, problem.keys);
     const int64_t index = unit / args.splits;
     const int64_t batch = index / tiles / problem.key_heads;
     const int64_t key_head = index / tiles % problem.key_heads;
-    const RowTile tile = row_tile(problem, kAcceleratedRows, batch, key_head, index % tiles);
-    const auto attend_to_split = [&](bool products_finite) {
-      attend(PackedHead(args, batch, key_head), tile, split * args.split_keys, (split + 1) * args.split_keys,
-             args.splits == 1, products_finite, memory);
+    const PackedHead head(args, batch, key_head);
+    const auto tile_of = [&](int64_t i) {
+      return row_tile(problem, kAcceleratedRows, batch, key_head, index % tiles + i);
     };
-    attend_to_split(true);
-    if (problem.bias.data != nullptr && !all_finite({memory.sum, kAcceleratedRows}, 1, kAcceleratedRows)) {
-      attend_to_split(false);
+    // Splits have few keys.
+    const int64_t together = split ? 1 : smaller(smaller(tiles_together(problem), end - unit), tiles - index % tiles);
+    const int64_t part = together > 1 ? keys_of_part(problem) : last_key - first_key;
+    for (int64_t i = 0; i < together; ++i) start_tile(problem, tile_of(i), !split, memory.tiles[i]);
+    for (int64_t key = first_key; key < last_key; key += part) {
+      for (int64_t i = 0; i < together; ++i) {
+        attend(head, tile_of(i), key, smaller(key + part, last_key), true, memory, memory.tiles[i]);
+      }
     }
-    store_results<bfloat16>(args, tile, split, memory.output_rows, memory.value_dim, memory.base, memory.sum);
+    for (int64_t i = 0; i < together; ++i) {
+      const RowTile tile = tile_of(i);
+      TileState& state = memory.tiles[i];
+      if (problem.bias.data != nullptr && !all_finite({state.sum, kAcceleratedRows}, 1, kAcceleratedRows)) {
+        start_tile(problem, tile, !split, state);
+        attend(head, tile, first_key, last_key, false, memory, state);
+      }
+      finish_tile(problem, state, memory);
+      store_results<bfloat16>(args, tile, unit % args.splits, memory.output_rows, memory.value_dim, memory.maximum,
+                              state.sum);
+    }
+    unit += together;
   }
 }
 

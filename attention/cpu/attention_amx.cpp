@@ -20,7 +20,7 @@ struct Products {
     Session& operator=(const Session&) = delete;
   };
 
-  // Calls of a function for each step.
+  // Calls of a function for each step: one for each half of the rows.
   static constexpr int64_t kPauses = 2;
 
   static void multiply(const bfloat16* left, int64_t row_stride, int64_t step_stride, const bfloat16* right,

@@ -277,37 +277,39 @@ inline int64_t bias_bytes(const AttentionProblem& problem) { return problem.bias
 class OperandRows {
  public:
   OperandRows(const ScoreOperand& operand, int64_t element_size, const RowTile& tile, int64_t lanes)
-      : key_bytes_(operand.key_stride * element_size), lanes_(lanes) {
+      : key_bytes_(operand.key_stride * element_size), rows_(tile.rows()), lanes_(lanes) {
     if (operand.data == nullptr) return;
     for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
-      rows_[row] = static_cast<const char*>(operand.data) +
-                   (tile.batch * operand.batch_stride + head * operand.head_stride + query * operand.query_stride) *
-                       element_size;
+      starts_[row] = static_cast<const char*>(operand.data) +
+                     (tile.batch * operand.batch_stride + head * operand.head_stride + query * operand.query_stride) *
+                         element_size;
     });
-    for (int64_t row = tile.rows(); row < lanes; ++row) rows_[row] = rows_[0];
+    for (int64_t row = rows_; row < lanes; ++row) starts_[row] = starts_[0];
   }
 
+  int64_t rows() const { return rows_; }
   int64_t lanes() const { return lanes_; }
 
   template <class T>
   const T* at(int64_t row, int64_t key) const {
-    return static_cast<const T*>(static_cast<const void*>(rows_[row] + key * key_bytes_));
+    return static_cast<const T*>(static_cast<const void*>(starts_[row] + key * key_bytes_));
   }
 
   // Fetches what lies so many bytes behind the start of a row. Inline, since compilers leave out calls of functions
   // that do nothing but this.
-  [[gnu::always_inline]] void fetch(int64_t row, int64_t offset) const { __builtin_prefetch(rows_[row] + offset); }
+  [[gnu::always_inline]] void fetch(int64_t row, int64_t offset) const { __builtin_prefetch(starts_[row] + offset); }
 
  private:
   int64_t key_bytes_;
+  int64_t rows_;
   int64_t lanes_;
-  const char* rows_[kMaxRowTile];
+  const char* starts_[kMaxRowTile];
 };
 
 // Whether a bias, whose keys are neighbours, leaves one of `count` keys to a row.
 template <class T>
 inline bool any_left(const OperandRows& bias, int64_t key, int64_t count) {
-  for (int64_t row = 0; row < bias.lanes(); ++row) {
+  for (int64_t row = 0; row < bias.rows(); ++row) {
     const T* source = bias.at<T>(row, key);
     Vec largest = broadcast(-kInfinity);
     for_each_vector(count, [&](int64_t i, auto lanes) {
@@ -320,38 +322,36 @@ inline bool any_left(const OperandRows& bias, int64_t key, int64_t count) {
   return false;
 }
 
-// The terms of a bias, whose keys are neighbours, for `count` keys: [count, lanes], -inf up to a multiple of the vector
-// width.
+// Addends of a bias, whose keys are neighbours, which transpose(TypeTag<T>{}) fills in if it leaves a key to a row.
+template <class Transpose>
+inline Addends fill_if_any_left(const OperandRows& bias, DType dtype, int64_t key, int64_t count,
+                                Transpose&& transpose) {
+  Addends filled = Addends::kNothingLeft;
+  visit_dtype(dtype, [&](auto element) {
+    if (!any_left<typename decltype(element)::type>(bias, key, count)) return;
+    transpose(element);
+    filled = Addends::kSome;
+  });
+  return filled;
+}
+
+// The terms of a bias, whose keys are neighbours, for `count` keys: [count, lanes], -inf in lanes without a row and up
+// to a multiple of the vector width.
 template <class T>
 inline void transpose_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   const int64_t width = bias.lanes();
   for (int64_t first_row = 0; first_row < width; first_row += kWidth) {
     for_each_vector(count, [&](int64_t i, auto lanes) {
       Vec block[kWidth];
-      for (int row = 0; row < kWidth; ++row) {
-        block[row] = keep(load(bias.at<T>(first_row + row, key) + i, lanes), lanes, broadcast(-kInfinity));
+      for (int k = 0; k < kWidth; ++k) {
+        const int64_t row = first_row + k;
+        block[k] = broadcast(-kInfinity);
+        if (row < bias.rows()) block[k] = keep(load(bias.at<T>(row, key) + i, lanes), lanes, block[k]);
       }
       transpose(block);
       for (int k = 0; k < kWidth; ++k) store(terms + (i + k) * width + first_row, block[k], Full{});
     });
   }
-}
-
-// Addends of a bias whose keys are neighbours, without a mask.
-inline Addends fill_bias_addends(const AttentionProblem& problem, const RowTile& tile, int64_t key, int64_t count,
-                                 int64_t width, float* addends) {
-  Addends filled = Addends::kNothingLeft;
-  visit_dtype(problem.bias_dtype, [&](auto element) {
-    using T = typename decltype(element)::type;
-    const OperandRows rows(problem.bias, bias_bytes(problem), tile, width);
-    if (!any_left<T>(rows, key, count)) return;
-    filled = Addends::kSome;
-    transpose_bias<T>(rows, key, count, addends);
-  });
-  for (int64_t lane = tile.rows(); lane < width; ++lane) {
-    for (int64_t i = 0; i < count; ++i) addends[i * width + lane] = -kInfinity;
-  }
-  return filled;
 }
 
 // Addends [count, width] of a tile of scores; rows up to a multiple of the vector width are written. Where rows differ,
@@ -372,7 +372,10 @@ inline Addends fill_addends(const AttentionProblem& problem, const RowTile& tile
     return Addends::kSome;
   }
   if (problem.mask.data == nullptr && problem.bias.key_stride == 1) {
-    return fill_bias_addends(problem, tile, key, count, width, addends);
+    const OperandRows rows(problem.bias, bias_bytes(problem), tile, width);
+    return fill_if_any_left(rows, problem.bias_dtype, key, count, [&](auto element) {
+      transpose_bias<typename decltype(element)::type>(rows, key, count, addends);
+    });
   }
   alignas(64) float rows[kWidth][kMaxKeyTile];
   const auto flush = [&](int64_t first_row) {

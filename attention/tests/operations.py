@@ -64,7 +64,8 @@ def _checked(id: str, *sizes: int):
 
 
 # A tile has 64 rows, which are the queries of a group's heads, and 64 to 256 keys; few queries share a reading of 1024
-# keys at a time. A vector has 4, 8 or 16 float32 lanes; bfloat16 comes in pairs, and 32 of them in a row of AMX.
+# keys at a time; where a head has more than a MiB of keys and values, tiles of queries take turns. A vector has 4, 8 or
+# 16 float32 lanes; bfloat16 comes in pairs, and 32 of them in a row of AMX.
 SHAPES = [
     _small("one_of_everything", 1, 1, 1, 1, 1, 1, 1),
     _small("one_key", 2, 2, 2, 3, 1, 16, 16),
@@ -91,9 +92,19 @@ SHAPES = [
     pytest.param(Shape(1, 4, 1, 2, 2100, 40, 24), id="few_queries_of_several_splits"),
 ]
 by_shape = pytest.mark.parametrize("shape", SHAPES)
-# Only the forward splits keys: on a GPU from 257 or 1025 on.
+# Only the forward splits keys, on a GPU from 257 or 1025 on, takes them in parts, and has its own way with one query of
+# a head, on a CPU.
+PAST_A_PART = Shape(1, 1, 1, 40, 300, 1024, 1024)
 by_forward_shape = pytest.mark.parametrize(
-    "shape", [*SHAPES, _checked("splits_and_slices_on_a_gpu", 1, 2, 1, 1, 257, 8, 136)]
+    "shape",
+    [
+        *SHAPES,
+        _checked("splits_and_slices_on_a_gpu", 1, 2, 1, 1, 257, 8, 136),
+        pytest.param(PAST_A_PART, id="keys_past_a_part"),
+        pytest.param(Shape(1, 2, 2, 1, 300, 80, 72), id="one_query_of_a_head"),
+        pytest.param(Shape(1, 3, 3, 1, 1100, 33, 129), id="one_query_of_a_head_past_a_split"),
+        pytest.param(Shape(1, 1, 1, 1, 140, 520, 257), id="one_query_of_a_wide_head"),
+    ],
 )
 
 

@@ -222,18 +222,43 @@ def test_a_visible_nan_shows(kernel, device, dtype, strategy):
 @by_strategy
 @pytest.mark.parametrize("keys", [300, 1100])
 @pytest.mark.parametrize("where", ["query", "last_keys"])
-def test_a_visible_nan_shows_among_many_keys(kernel, device, dtype, strategy, keys, where):
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_a_visible_nan_shows_among_many_keys(kernel, device, dtype, strategy, keys, where, key_heads):
     """Where keys are split, some splits have no score but NaN."""
-    inputs = PLAIN.inputs(Shape(1, 2, 1, 1, keys, 8, 8), dtype, device=device)
+    inputs = PLAIN.inputs(Shape(1, 2, key_heads, 1, keys, 8, 8), dtype, device=device)
     if where == "query":
         inputs["query"][0, 1, 0, 3] = torch.nan
     else:
-        inputs["key"][0, 0, keys - 40 :] = torch.nan
+        inputs["key"][0, :, keys - 40 :] = torch.nan
     output, lse = PLAIN.run(kernel, inputs, strategy)
     broken = slice(1, 2) if where == "query" else slice(0, 2)
     assert output[:, broken].isnan().all()
     assert lse[:, broken].isnan().all()
     assert output[:, : broken.start].isfinite().all()
+
+
+@pytest.mark.small
+@by_strategy
+@pytest.mark.parametrize("garbage", [torch.nan, torch.inf], ids=["nan", "inf"])
+@pytest.mark.parametrize("by", ["mask", "bias"])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_what_is_excluded_never_shows_to_one_query(kernel, device, dtype, strategy, garbage, by, heads):
+    """Of a head's own keys, or of those that heads share, near and far."""
+    excluded = [3, 127, 128, 200, 299]
+    results = []
+    for filling in (0.0, garbage):
+        inputs = PLAIN.inputs(Shape(2, heads, 1, 1, 300, 40, 72), dtype, device=device)
+        if by == "mask":
+            inputs["mask"] = torch.ones(300, dtype=torch.bool, device=device)
+            inputs["mask"][excluded] = False
+        else:
+            inputs["attn_bias"] = torch.zeros(300, dtype=dtype, device=device)
+            inputs["attn_bias"][excluded] = -torch.inf
+        for name in ("key", "value"):
+            inputs[name][:, :, excluded] = filling
+        results.append(PLAIN.run(kernel, inputs, strategy))
+    for clean, found in zip(*results, strict=True):
+        assert_bits_equal(found, clean)
 
 
 @pytest.mark.small

@@ -1,10 +1,13 @@
 """The same bits whatever the number of threads, and for a batch entry whatever else is in the batch."""
 
+from dataclasses import replace
+
 import pytest
 from conftest import THREAD_COUNTS, assert_bits_equal, only_on_the_cpu, threads
 from operations import (
     CAUSAL,
     EVERYTHING,
+    PAST_A_PART,
     PLAIN,
     Shape,
     Variant,
@@ -18,6 +21,7 @@ SHAPES = [
     pytest.param(Shape(3, 6, 2, 100, 130, 64, 48), id="several_tiles"),
     pytest.param(Shape(1, 2, 1, 300, 300, 33, 17), id="one_long_sequence"),
     pytest.param(Shape(2, 8, 2, 1, 3000, 64, 64), id="one_query"),
+    pytest.param(Shape(2, 3, 3, 1, 3000, 80, 64), id="one_query_of_a_head"),
     pytest.param(Shape(1, 4, 1, 5, 2100, 80, 80), id="few_queries"),
 ]
 OF_EACH_ENTRY = Variant("mask_and_bias_of_entries", mask="full", bias="full", options={"is_causal": True})
@@ -42,6 +46,21 @@ def test_any_number_of_threads(kernel, device, variant, dtype, strategy, shape):
             assert_bits_equal(result, expected)
 
 
+@for_each(CAUSAL)
+@by_strategy
+def test_any_number_of_threads_where_keys_come_in_parts(kernel, device, variant, dtype, strategy):
+    """However many tiles of queries a thread has that take turns."""
+    only_on_the_cpu(device, "the threads are its own")
+    inputs = variant.inputs(replace(PAST_A_PART, heads=3, key_heads=1), dtype, device=device)
+    results = []
+    for count in THREAD_COUNTS:
+        with threads(count):
+            results.append(variant.run(kernel, inputs, strategy))
+    for other in results[1:]:
+        for result, expected in zip(other, results[0], strict=True):
+            assert_bits_equal(result, expected)
+
+
 @for_each(PLAIN, OF_EACH_ENTRY)
 @by_strategy
 @pytest.mark.parametrize(
@@ -50,6 +69,7 @@ def test_any_number_of_threads(kernel, device, variant, dtype, strategy, shape):
         pytest.param(Shape(5, 4, 2, 7, 19, 16, 24), id="small", marks=pytest.mark.small),
         pytest.param(Shape(5, 4, 2, 70, 130, 32, 32), id="tiles"),
         pytest.param(Shape(5, 8, 2, 1, 2000, 32, 32), id="one_query"),
+        pytest.param(Shape(5, 3, 3, 1, 2000, 80, 32), id="one_query_of_a_head"),
     ],
 )
 def test_a_batch_entry_does_not_depend_on_the_others(kernel, device, variant, dtype, strategy, shape):

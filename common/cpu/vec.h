@@ -24,7 +24,8 @@ inline void reduce_add_each(const Vec (&vectors)[kCount], float* sums) {
   for (int i = 0; i < kCount; ++i) sums[i] = reduce_add(vectors[i]);
 }
 
-// Calls body(offset, lanes) over [0, length) in vectors.
+// Calls body(offset, lanes) over [0, length) in vectors. Inline, since a body of a wider instruction set cannot be
+// inlined into it.
 template <class Body>
 [[gnu::always_inline]] inline void for_each_vector(int64_t length, Body&& body) {
   int64_t offset = 0;

@@ -69,6 +69,7 @@ inline void reduce_add_each(const Vec (&vectors)[8], float* sums) {
   _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, ones)));
 }
 
+// Inline, since a call would pass the vectors through memory.
 [[gnu::always_inline]] inline void transpose(Vec (&vectors)[16]) {
   __m512i rows[16];
   __m512i pairs[16];
