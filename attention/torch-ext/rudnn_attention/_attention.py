@@ -62,7 +62,8 @@ def attention(
             `autotune` measures them once for a kind of call (see `RUDNN_AUTOTUNE` in the README), waiting for the
             device then; it takes the first of them that serves the call where nothing may be measured, as in
             torch.compile.
-        sinks: `[Hq]`, float32 or the query's dtype: one more score for each head, without a value.
+        sinks: `[Hq]`, float32 or the query's dtype: one more score for each head, without a value; -inf for none. What
+            +inf and NaN do to their heads is not defined.
         return_lse: whether to return the log-sum-exp too.
 
     Returns:
