@@ -25,17 +25,20 @@ struct ExpertsKernel {
   ExpertsPhase* pack;  // null where the rows are taken as they are
   ExpertsPhase* activated;
   ExpertsPhase* output;
+  int64_t block;  // rows of weights of a unit
 };
 
 ExpertsKernel choose_kernel(bool tensor_core) {
 #if RUDNN_X86_ISAS
-  if (tensor_core && cpu::has_tiles()) return {&amx::experts_pack, &amx::experts_activated, &amx::experts_output};
-  if (tensor_core) return {nullptr, &avx512_bf16::experts_activated, &avx512_bf16::experts_output};
+  if (tensor_core && cpu::has_tiles()) {
+    return {&amx::experts_pack, &amx::experts_activated, &amx::experts_output, kTileBlock};
+  }
+  if (tensor_core) return {nullptr, &avx512_bf16::experts_activated, &avx512_bf16::experts_output, kDotBlock};
 #endif
   static const auto activated = RUDNN_CHOOSE(experts_activated);
   static const auto output = RUDNN_CHOOSE(experts_output);
   static_cast<void>(tensor_core);
-  return {nullptr, activated, output};
+  return {nullptr, activated, output, kDotBlock};
 }
 
 std::vector<ExpertGroup> groups_with_rows(std::vector<ExpertGroup> groups) {
@@ -64,10 +67,10 @@ void run_kernel(const ExpertsKernel& kernel, ExpertsArgs args, int64_t rows, int
   };
   if (packed) run(kernel.pack, blocks, kRowBlock * args.hidden);
   if (args.group_count > 0) {
-    run(kernel.activated, cpu::ceil_div(args.intermediate, kActivatedBlock) * args.group_count,
-        (rows / args.group_count + 1) * 2 * kActivatedBlock * args.hidden);
+    run(kernel.activated, cpu::ceil_div(args.intermediate, kernel.block / 2) * args.group_count,
+        (rows / args.group_count + 1) * kernel.block * args.hidden);
   }
-  run(kernel.output, cpu::ceil_div(args.hidden, kOutputBlock), (rows + 1) * kOutputBlock * args.intermediate);
+  run(kernel.output, cpu::ceil_div(args.hidden, kernel.block), (rows + 1) * kernel.block * args.intermediate);
 }
 
 // Rows sorted by expert, and for each expert in the order of tokens and of their choices.

@@ -1,5 +1,5 @@
-// Experts by dot products, for any vector width: rows of weights and of activations lie along the summed axis, so
-// neither is packed. A sum's order depends on its length alone, whatever is computed beside it.
+// Experts by dot products, for any vector width: vectors of weights, turned so that their lanes are rows, times single
+// elements of activations. A sum's order depends on its length alone, whatever is computed beside it.
 #include "cpu/experts.h"
 #include "cpu/experts_dot.inl.h"
 

@@ -206,16 +206,17 @@ void experts_activated(const ExpertsArgs& args, int64_t begin, int64_t end) {
   Leftover leftover;
   const auto store_part = [&](int part) { store_activated(sums, pending, part); };
   const int64_t steps = ceil_div(args.hidden, kDepth);
+  constexpr int64_t kFeatures = kTileBlock / 2;
   for_each_unit(args.group_count, begin, end, [&](int64_t g, int64_t unit) {
     const ExpertGroup& group = args.groups[g];
-    const int64_t feature = unit * kActivatedBlock;
+    const int64_t feature = unit * kFeatures;
     const LeftTiles gate = weight_rows(args.gate, group, feature, args.intermediate, args.hidden);
     const LeftTiles up = weight_rows(args.up, group, feature, args.intermediate, args.hidden);
     for (int64_t block = group.first_block; block < group.first_block + block_count(group); ++block) {
       const BlockRows rows = rows_of(group, block);
       const bool two = rows.count > 16;
       multiply(two, gate, up, block_of(args.packed_input, block, args.hidden), steps,
-               block == group.first_block ? kActivatedBlock * args.hidden : 0, [&] { leftover.do_one(store_part); });
+               block == group.first_block ? kFeatures * args.hidden : 0, [&] { leftover.do_one(store_part); });
       leftover.do_all(store_part);
       store_sums(two, sums);
       pending = {rows, feature, gate.rows, block_of(args.activated, block, args.intermediate)};
@@ -235,12 +236,12 @@ void experts_output(const ExpertsArgs& args, int64_t begin, int64_t end) {
   Leftover leftover;
   const auto store_part = [&](int part) { store_output(args, sums, pending, part); };
   const int64_t steps = ceil_div(args.intermediate, kDepth);
-  const int64_t first = begin * kOutputBlock;
-  const int64_t last = smaller(end * kOutputBlock, args.hidden);
+  const int64_t first = begin * kTileBlock;
+  const int64_t last = smaller(end * kTileBlock, args.hidden);
   if (args.sums != nullptr) clear_sums(args, first, last);
   for (int64_t g = 0; g < args.group_count; ++g) {
     const ExpertGroup& group = args.groups[g];
-    for (int64_t feature = first; feature < last; feature += kOutputBlock) {
+    for (int64_t feature = first; feature < last; feature += kTileBlock) {
       const LeftTiles down0 = weight_rows(args.down, group, feature, args.hidden, args.intermediate);
       const LeftTiles down1 = weight_rows(args.down, group, feature + 16, args.hidden, args.intermediate);
       for (int64_t block = group.first_block; block < group.first_block + block_count(group); ++block) {
@@ -248,8 +249,7 @@ void experts_output(const ExpertsArgs& args, int64_t begin, int64_t end) {
         const bool two = rows.count > 16;
         if (args.sums != nullptr) prefetch_sums(args, {rows, feature});
         multiply(two, down0, down1, block_of(args.activated, block, args.intermediate), steps,
-                 block == group.first_block ? kOutputBlock * args.intermediate : 0,
-                 [&] { leftover.do_one(store_part); });
+                 block == group.first_block ? kTileBlock * args.intermediate : 0, [&] { leftover.do_one(store_part); });
         leftover.do_all(store_part);
         store_sums(two, sums);
         pending = {rows, feature};

@@ -11,17 +11,17 @@ namespace {
 // Pairs of elements, multiplied and added to a sum each by one instruction.
 struct PairProduct {
   using Element = bfloat16;
-  using Operand = __m512bh;
-  static constexpr int kStep = 32;
+  static constexpr int kStep = 2;
+  static constexpr bool kInPlace = false;
 
-  static Operand operand(const bfloat16* pointer, Full) {
-    return reinterpret_cast<Operand>(_mm512_loadu_si512(pointer));
+  static Vec operands(const bfloat16* pointer, Full) { return {_mm512_castsi512_ps(_mm512_loadu_si512(pointer))}; }
+  static Vec operands(const bfloat16* pointer, Partial lanes) {
+    return {_mm512_castsi512_ps(_mm512_maskz_loadu_epi16((__mmask32{1} << lanes.count) - 1, pointer))};
   }
-  static Operand operand(const bfloat16* pointer, int count) {
-    return reinterpret_cast<Operand>(_mm512_maskz_loadu_epi16((__mmask32{1} << count) - 1, pointer));
-  }
-  static void pin_operand(Operand& operand) { __asm__("" : "+v"(operand)); }
-  static Vec add_product(Operand a, Operand b, Vec sum) { return {_mm512_dpbf16_ps(sum.value, a, b)}; }
+  static Vec add_product(Vec a, Vec b, Vec sum) { return {_mm512_dpbf16_ps(sum.value, pairs(a), pairs(b))}; }
+
+ private:
+  static __m512bh pairs(Vec a) { return reinterpret_cast<__m512bh>(_mm512_castps_si512(a.value)); }
 };
 
 }  // namespace

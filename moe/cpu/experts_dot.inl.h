@@ -9,134 +9,289 @@ namespace {
 template <class T>
 struct WideProduct {
   using Element = T;
-  using Operand = Vec;
-  static constexpr int kStep = kWidth;  // elements of an operand
-
-  static Operand operand(const T* pointer, Full lanes) { return load(pointer, lanes); }
-  static Operand operand(const T* pointer, int count) { return load(pointer, Partial{count}); }
-  static void pin_operand(Operand& operand) { pin(operand); }
-  static Vec add_product(Operand a, Operand b, Vec sum) { return fma(a, b, sum); }
-};
-
-// Rows of weights by rows of activations that are multiplied at a time, as many as there are registers for.
-inline constexpr int kDotRows = kWidth == 16 ? 8 : 4;
-inline constexpr int kDotColumns = kWidth == 4 ? 2 : 3;
-// Operands that are summed in a register, before they are added to the total: with these, the weights of a block take
-// a third of the first cache.
-inline constexpr int64_t kDotSteps = kWidth == 16 ? 32 : 64;
-// Rows of a group that are worked on at a time.
-inline constexpr int64_t kDotGroup = 96;
-
-// kDotRows rows of weights as they lie in memory.
-template <class Product>
-struct WeightRows {
-  const typename Product::Element* rows[kDotRows];
-  int64_t prefetch_distance;  // to what will be needed soon, in elements
+  static constexpr int kStep = 1;                               // elements of an operand, which is as large as a float
+  static constexpr bool kInPlace = sizeof(T) == sizeof(float);  // whether elements are operands as they lie in memory
 
   template <class Lanes>
-  typename Product::Operand operand(int64_t k, int row, Lanes lanes) const {
-    __builtin_prefetch(rows[row] + k + prefetch_distance, 0, 2);
-    return Product::operand(rows[row] + k, lanes);
+  static Vec operands(const T* pointer, Lanes lanes) {
+    return load(pointer, lanes);
   }
+  static Vec add_product(Vec a, Vec b, Vec sum) { return fma(a, b, sum); }
 };
 
-// The same in the order in which they are used, so that they stay in the first cache.
+// Operands that are summed in a register, before they are added to the total: few, so that the error stays small and a
+// panel of weights stays in the first cache.
+inline constexpr int64_t kDotLength = 128;
+// Rows of activations that are worked on at a time.
+inline constexpr int64_t kManyRows = 192;
+// Rows of activations so few that a panel of weights would take more time than it saves, and operands of each that are
+// worked on at a time.
+inline constexpr int kFewRows = kWidth == 16 ? 8 : 4;
+inline constexpr int64_t kFewLength = 12 * kDotLength;
+// Rows of weights of a panel, and rows of activations that are multiplied with it at a time: as many as there are
+// registers for, and at the end of a group as few as keep the units of products busy.
+inline constexpr int kPanelVectors = kWidth == 16 ? 4 : 2;
+inline constexpr int kPanelRows = kPanelVectors * kWidth;
+inline constexpr int kDotTileRows = kWidth == 4 ? 4 : 6;
+inline constexpr int kDotLastRows = kWidth == 8 ? 3 : 2;
+static_assert(kDotBlock % kPanelRows == 0);
+
+// Calls body(element, lanes) over [0, elements), in vectors of operands.
+template <class Product, class Body>
+[[gnu::always_inline]] inline void for_each_block(int64_t elements, Body&& body) {
+  constexpr int64_t kBlock = kWidth * Product::kStep;
+  int64_t element = 0;
+  for (; element + kBlock <= elements; element += kBlock) body(element, Full{});
+  if (element < elements) body(element, Partial{static_cast<int>(elements - element)});
+}
+
+// Operands that hold so many elements.
 template <class Product>
-struct WeightPanel {
-  alignas(64) typename Product::Operand operands[kDotSteps][kDotRows];
-
-  template <class Lanes>
-  typename Product::Operand operand(int64_t k, int row, Lanes) const {
-    return operands[k / Product::kStep][row];
-  }
-};
-
-// Calls step(k, lanes) over [0, length), in steps of an operand.
-template <class Product, class Step>
-[[gnu::always_inline]] inline void for_each_step(int64_t length, Step&& step) {
-  int64_t k = 0;
-  for (; k + Product::kStep <= length; k += Product::kStep) step(k, Full{});
-  if (k < length) step(k, static_cast<int>(length - k));
+inline int64_t operand_count(int64_t elements) {
+  return (elements + Product::kStep - 1) / Product::kStep;
 }
-
 template <class Product>
-inline void fill_panel(const WeightRows<Product>& weights, int64_t length, WeightPanel<Product>& panel) {
-  for_each_step<Product>(length, [&](int64_t k, auto lanes) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-    for (int row = 0; row < kDotRows; ++row) {
-      panel.operands[k / Product::kStep][row] = weights.operand(k, row, lanes);
-    }
-  });
+inline int64_t operand_count(Full) {
+  return kWidth;
+}
+template <class Product>
+inline int64_t operand_count(Partial lanes) {
+  return operand_count<Product>(int64_t{lanes.count});
 }
 
-// sums[c][r] is the dot product of `length` elements of row r of the weights and of activations[c].
-template <class Product, class Weights>
-[[gnu::always_inline]] inline void dot_products(const Weights& weights,
-                                                const typename Product::Element* const (&activations)[kDotColumns],
-                                                int64_t length, float (&sums)[kDotColumns][kDotRows]) {
-  Vec accumulators[kDotColumns][kDotRows];
-  for (auto& column : accumulators) {
-    for (auto& accumulator : column) accumulator = broadcast(0.0f);
-  }
-  for_each_step<Product>(length, [&](int64_t k, auto lanes) __attribute__((always_inline)) {
-    typename Product::Operand b[kDotColumns];
-#pragma GCC unroll 3
-    for (int column = 0; column < kDotColumns; ++column) b[column] = Product::operand(activations[column] + k, lanes);
-#pragma GCC unroll 8
-    for (int row = 0; row < kDotRows; ++row) {
-      auto a = weights.operand(k, row, lanes);
-      Product::pin_operand(a);
-#pragma GCC unroll 3
-      for (int column = 0; column < kDotColumns; ++column) {
-        accumulators[column][row] = Product::add_product(a, b[column], accumulators[column][row]);
-      }
-    }
-  });
-#pragma GCC unroll 3
-  for (int column = 0; column < kDotColumns; ++column) reduce_add_each(accumulators[column], sums[column]);
-}
-
-// totals[a][w] is the dot product of row a of the activations and row w of the weights.
-template <int kFeatures>
-using DotTotals = float[kDotGroup][kFeatures];
-
-// Sets the totals for row_count rows of activations. activation_row(a) and weight_row(w) give the rows.
-template <class Product, int kFeatures, class WeightRow, class ActivationRow>
-inline void set_dot_products(int64_t row_count, int64_t length, const WeightRow& weight_row,
-                             const ActivationRow& activation_row, int64_t prefetch_distance,
-                             DotTotals<kFeatures>& totals) {
-  constexpr int64_t kLength = kDotSteps * Product::kStep;
-  const auto use_weights = [&](const auto& weights, int64_t begin, int position) {
-    for (int64_t first = 0; first < row_count; first += kDotColumns) {
-      const typename Product::Element* activations[kDotColumns];
-      for (int column = 0; column < kDotColumns; ++column) {
-        activations[column] = activation_row(smaller(first + column, row_count - 1)) + begin;
-      }
-      float sums[kDotColumns][kDotRows];
-      dot_products<Product>(weights, activations, smaller(kLength, length - begin), sums);
-      for (int64_t column = 0; column < smaller(kDotColumns, row_count - first); ++column) {
-        float* total = totals[first + column] + position;
-        if (begin == 0) {
-          for (int row = 0; row < kDotRows; ++row) total[row] = sums[column][row];
-        } else {
-          for (int row = 0; row < kDotRows; ++row) total[row] += sums[column][row];
-        }
-      }
-    }
-  };
-  for (int64_t begin = 0; begin < length; begin += kLength) {
-    for (int position = 0; position < kFeatures; position += kDotRows) {
-      WeightRows<Product> weights;
-      weights.prefetch_distance = prefetch_distance;
-      for (int row = 0; row < kDotRows; ++row) weights.rows[row] = weight_row(position + row) + begin;
-      if (row_count <= 2 * kDotColumns) {
-        use_weights(weights, begin, position);
+// Elements [begin, begin + elements) of rows of activations as operands, the last one filled up with 0.
+template <class Product, int64_t kRows, int64_t kLength>
+class OperandRows {
+ public:
+  template <class ActivationRow>
+  OperandRows(const ActivationRow& activation_row, int64_t row_count, int64_t begin, int64_t elements) {
+    for (int64_t row = 0; row < row_count; ++row) {
+      const auto* activations = activation_row(row) + begin;
+      if constexpr (Product::kInPlace) {
+        rows_[row] = activations;
       } else {
-        WeightPanel<Product> panel;
-        fill_panel(weights, smaller(kLength, length - begin), panel);
-        use_weights(panel, begin, position);
+        for_each_block<Product>(elements, [&](int64_t element, auto lanes) __attribute__((always_inline)) {
+          store(copies_[row] + element / Product::kStep, Product::operands(activations + element, lanes), Full{});
+        });
+        rows_[row] = copies_[row];
       }
     }
+  }
+
+  const float* row(int64_t row) const { return rows_[row]; }
+
+ private:
+  alignas(64) float copies_[Product::kInPlace ? 1 : kRows][kLength];
+  const float* rows_[kRows];
+};
+
+// Calls use(k, operands, lanes) over the elements of kWidth rows of weights: operands[i] is operand k + i of each row.
+// Fetches some more of the rows if asked to.
+template <class Product, bool kFetches, class Use>
+[[gnu::always_inline]] inline void for_each_transposed(const typename Product::Element* const* weights,
+                                                       int64_t elements, Use&& use) {
+  for_each_block<Product>(elements, [&](int64_t element, auto lanes) __attribute__((always_inline)) {
+    Vec operands[kWidth];
+#pragma GCC unroll 16
+    for (int row = 0; row < kWidth; ++row) {
+      if (kFetches) __builtin_prefetch(reinterpret_cast<const char*>(weights[row] + element) + 192);
+      operands[row] = Product::operands(weights[row] + element, lanes);
+    }
+    transpose(operands);
+    use(element / Product::kStep, operands, lanes);
+  });
+}
+
+// Sums of a row for a block of features: of gate and of up, half of it each, or of down.
+using DotSums = float[kDotBlock];
+
+inline void add_sum(Vec sum, bool set, float* total) { store(total, set ? sum : load(total, Full{}) + sum, Full{}); }
+
+// Adds the products of few rows of activations and kWidth rows of weights to the totals from `feature` on, or sets
+// them.
+template <class Product, int kRows = 1>
+inline void add_few(const typename Product::Element* const (&weights)[kWidth], int64_t elements,
+                    const float* const (&activations)[kFewRows], int64_t row_count, bool set, int feature,
+                    DotSums* totals) {
+  if constexpr (kRows < kFewRows) {
+    if (row_count > kRows) {
+      return add_few<Product, 2 * kRows>(weights, elements, activations, row_count, set, feature, totals);
+    }
+  }
+  Vec sums[kRows];
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) sums[row] = broadcast(0.0f);
+  for_each_transposed<Product, true>(
+      weights, elements, [&](int64_t k, const Vec(&operands)[kWidth], auto lanes) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth; ++i) {
+          if (i >= operand_count<Product>(lanes)) break;
+#pragma GCC unroll 8
+          for (int row = 0; row < kRows; ++row) {
+            sums[row] = Product::add_product(operands[i], broadcast(activations[row][k + i]), sums[row]);
+          }
+        }
+      });
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+    if (row < row_count) add_sum(sums[row], set, totals[row] + feature);
+  }
+}
+
+// Sets the totals of row_count rows of activations, given by activation_row(row), and kDotBlock rows of weights, given
+// by weight_row(i).
+template <class Product, class WeightRow, class ActivationRow>
+inline void multiply_few(int64_t row_count, int64_t length, const WeightRow& weight_row,
+                         const ActivationRow& activation_row, DotSums* totals) {
+  constexpr int64_t kElements = kDotLength * Product::kStep;
+  constexpr int64_t kPart = kFewLength * Product::kStep;
+  for (int64_t part = 0; part < length; part += kPart) {
+    const int64_t part_end = smaller(part + kPart, length);
+    const OperandRows<Product, kFewRows, kFewLength> operands(activation_row, row_count, part, part_end - part);
+    for (int feature = 0; feature < kDotBlock; feature += kWidth) {
+      for (int64_t begin = part; begin < part_end; begin += kElements) {
+        const typename Product::Element* weights[kWidth];
+        for (int row = 0; row < kWidth; ++row) weights[row] = weight_row(feature + row) + begin;
+        const float* activations[kFewRows];
+        for (int row = 0; row < kFewRows; ++row) {
+          activations[row] = operands.row(smaller(row, row_count - 1)) + (begin - part) / Product::kStep;
+        }
+        add_few<Product>(weights, smaller(kElements, part_end - begin), activations, row_count, begin == 0, feature,
+                         totals);
+      }
+    }
+  }
+}
+
+// kPanelRows rows of weights in the order in which they are used.
+struct WeightPanel {
+  alignas(64) Vec operands[kDotLength][kPanelVectors];
+};
+
+template <class Product>
+inline void fill_panel(const typename Product::Element* const (&weights)[kPanelRows], int64_t elements,
+                       WeightPanel& panel) {
+  for (int vector = 0; vector < kPanelVectors; ++vector) {
+    for_each_transposed<Product, false>(weights + vector * kWidth, elements,
+                                        [&](int64_t k, const Vec(&operands)[kWidth], auto)
+                                            __attribute__((always_inline)) {
+#pragma GCC unroll 16
+                                              for (int i = 0; i < kWidth; ++i)
+                                                panel.operands[k + i][vector] = operands[i];
+                                            });
+  }
+}
+
+// Weights of a later panel, `distance` elements from those of this one, fetched while this one is multiplied.
+template <class Product>
+class ComingPanel {
+ public:
+  using T = typename Product::Element;
+
+  // step() will be called `steps` times.
+  ComingPanel(const T* const (&weights)[kPanelRows], int64_t distance, int64_t steps)
+      : weights_(weights), distance_(distance), interval_(larger(steps / kLines, 1)) {}
+
+  [[gnu::always_inline]] void step() {
+    if (--wait_ > 0 || line_ == kLines) return;
+    wait_ = interval_;
+    __builtin_prefetch(weights_[line_ % kPanelRows] + distance_ + line_ / kPanelRows * kLineElements, 0, 2);
+    ++line_;
+  }
+
+ private:
+  static constexpr int64_t kLineElements = 64 / sizeof(T);
+  static constexpr int64_t kRowLines = kDotLength * Product::kStep / kLineElements;
+  static constexpr int64_t kLines = kRowLines * kPanelRows;
+
+  const T* const (&weights_)[kPanelRows];
+  int64_t distance_;
+  int64_t interval_;
+  int64_t wait_ = 0;
+  int64_t line_ = 0;
+};
+
+// Adds the products of `length` operands of row_count rows of activations, at most kRows, and of a panel to the totals
+// from `feature` on, or sets them. The sums are those of add_few.
+template <class Product, int kRows, class Operands>
+inline void add_tile(const WeightPanel& panel, int64_t length, const Operands& operands, int64_t first,
+                     int64_t row_count, bool set, int feature, ComingPanel<Product>& coming, DotSums* totals) {
+  const float* activations[kRows];
+  for (int row = 0; row < kRows; ++row) activations[row] = operands.row(first + smaller(row, row_count - 1));
+  Vec sums[kRows][kPanelVectors];
+#pragma GCC unroll 6
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kPanelVectors; ++vector) sums[row][vector] = broadcast(0.0f);
+  }
+  for (int64_t k = 0; k < length; ++k) {
+    coming.step();
+    Vec weights[kPanelVectors];
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kPanelVectors; ++vector) weights[vector] = panel.operands[k][vector];
+#pragma GCC unroll 6
+    for (int row = 0; row < kRows; ++row) {
+      const Vec activation = broadcast(activations[row][k]);
+#pragma GCC unroll 4
+      for (int vector = 0; vector < kPanelVectors; ++vector) {
+        sums[row][vector] = Product::add_product(weights[vector], activation, sums[row][vector]);
+      }
+    }
+  }
+#pragma GCC unroll 6
+  for (int row = 0; row < kRows; ++row) {
+    if (row >= row_count) break;
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kPanelVectors; ++vector) {
+      add_sum(sums[row][vector], set, totals[first + row] + feature + vector * kWidth);
+    }
+  }
+}
+
+// The same as multiply_few for many rows. The weights that come next lie `distance` elements from these.
+template <class Product, class WeightRow, class ActivationRow>
+inline void multiply_many(int64_t row_count, int64_t length, const WeightRow& weight_row, int64_t distance,
+                          const ActivationRow& activation_row, DotSums* totals) {
+  constexpr int64_t kElements = kDotLength * Product::kStep;
+  for (int64_t begin = 0; begin < length; begin += kElements) {
+    const int64_t elements = smaller(kElements, length - begin);
+    const int64_t steps = operand_count<Product>(elements);
+    const OperandRows<Product, kManyRows, kDotLength> operands(activation_row, row_count, begin, elements);
+    for (int feature = 0; feature < kDotBlock; feature += kPanelRows) {
+      const typename Product::Element* weights[kPanelRows];
+      for (int row = 0; row < kPanelRows; ++row) weights[row] = weight_row(feature + row) + begin;
+      WeightPanel panel;
+      fill_panel<Product>(weights, elements, panel);
+      ComingPanel<Product> coming(weights, begin + kElements < length ? kElements : distance - begin,
+                                  (row_count + kDotTileRows - 1) / kDotTileRows * steps);
+      int64_t first = 0;
+      for (; row_count - first > kDotLastRows; first += kDotTileRows) {
+        add_tile<Product, kDotTileRows>(panel, steps, operands, first, smaller(kDotTileRows, row_count - first),
+                                        begin == 0, feature, coming, totals);
+      }
+      if (first < row_count) {
+        add_tile<Product, kDotLastRows>(panel, steps, operands, first, row_count - first, begin == 0, feature, coming,
+                                        totals);
+      }
+    }
+  }
+}
+
+// Calls use(row, sums) for rows [begin, end) of a group, given by activation_row(row), with their sums for kDotBlock
+// rows of weights, given by weight_row(i). The weights that come next lie `distance` elements from these.
+template <class Product, class WeightRow, class ActivationRow, class Use>
+inline void multiply_rows(int64_t begin, int64_t end, int64_t length, const WeightRow& weight_row, int64_t distance,
+                          const ActivationRow& activation_row, Use&& use) {
+  DotSums totals[kManyRows];
+  for (int64_t first = begin; first < end; first += kManyRows) {
+    const int64_t count = smaller(kManyRows, end - first);
+    const auto row_from_first = [&](int64_t row) { return activation_row(first + row); };
+    if (count <= kFewRows) {
+      multiply_few<Product>(count, length, weight_row, row_from_first, totals);
+    } else {
+      multiply_many<Product>(count, length, weight_row, distance, row_from_first, totals);
+    }
+    for (int64_t row = 0; row < count; ++row) use(first + row, totals[row]);
   }
 }
 
@@ -164,66 +319,48 @@ inline void store_activated(const ExpertsArgs& args, int64_t row, int64_t featur
 template <class Product>
 void activate_group(const ExpertsArgs& args, const ExpertGroup& group, int64_t feature, int64_t count) {
   using T = typename Product::Element;
-  constexpr int kHalf = kDotRows / 2;
+  constexpr int kHalf = kDotBlock / 2;
   const int64_t hidden = args.hidden;
   const T* gate = static_cast<const T*>(args.gate.data) + group.expert * args.gate.stride + feature * hidden;
   const T* up = static_cast<const T*>(args.up.data) + group.expert * args.up.stride + feature * hidden;
-  // kHalf rows of gate and of up by turns.
-  const auto weight_row = [&](int row) {
-    const int64_t chosen = smaller(row / kDotRows * kHalf + row % kHalf, count - 1);
-    return (row % kDotRows < kHalf ? gate : up) + chosen * hidden;
-  };
-  for (int64_t first = group.begin; first < group.end; first += kDotGroup) {
-    const int64_t rows = smaller(kDotGroup, group.end - first);
-    DotTotals<2 * kActivatedBlock> totals;
-    set_dot_products<Product, 2 * kActivatedBlock>(
-        rows, hidden, weight_row, [&](int64_t row) { return input_row<T>(args, first + row); }, kHalf * hidden, totals);
-    for (int64_t row = 0; row < rows; ++row) {
-      float gates[kActivatedBlock], ups[kActivatedBlock];
-      for (int i = 0; i < kActivatedBlock; ++i) {
-        gates[i] = totals[row][i / kHalf * kDotRows + i % kHalf];
-        ups[i] = totals[row][i / kHalf * kDotRows + kHalf + i % kHalf];
-      }
-      store_activated<T>(args, first + row, feature, count, gates, ups);
-    }
-  }
+  const auto weight_row = [&](int row) { return (row < kHalf ? gate : up) + smaller(row % kHalf, count - 1) * hidden; };
+  multiply_rows<Product>(
+      group.begin, group.end, hidden, weight_row, kHalf * hidden, [&](int64_t row) { return input_row<T>(args, row); },
+      [&](int64_t row, const DotSums& sums) { store_activated<T>(args, row, feature, count, sums, sums + kHalf); });
 }
 
 template <class Product>
 void activated_units(const ExpertsArgs& args, int64_t begin, int64_t end) {
   for_each_unit(args.group_count, begin, end, [&](int64_t group, int64_t block) {
-    const int64_t feature = block * kActivatedBlock;
-    activate_group<Product>(args, args.groups[group], feature, smaller(kActivatedBlock, args.intermediate - feature));
+    const int64_t feature = block * (kDotBlock / 2);
+    activate_group<Product>(args, args.groups[group], feature, smaller(kDotBlock / 2, args.intermediate - feature));
   });
 }
 
-// Rounds features [feature, feature + count) of the rows of one group, or adds them to their tokens.
+// Rounds features [feature, feature + count) of a row, or adds them to its token.
+template <class T>
+inline void store_output(const ExpertsArgs& args, int64_t row, int64_t feature, int64_t count, const float* values) {
+  if (args.sums == nullptr) {
+    T* output = static_cast<T*>(args.output) + row * args.hidden + feature;
+    for_each_vector(count, [&](int64_t i, auto lanes) { store(output + i, load(values + i, lanes), lanes); });
+  } else {
+    float* sum = args.sums + args.row_tokens[row] * args.sum_stride + feature;
+    const Vec weight = broadcast(args.row_weights[row]);
+    for_each_vector(count, [&](int64_t i, auto lanes) {
+      store(sum + i, fma(load(values + i, lanes), weight, load(sum + i, lanes)), lanes);
+    });
+  }
+}
+
 template <class Product>
 void project_group(const ExpertsArgs& args, const ExpertGroup& group, int64_t feature, int64_t count) {
   using T = typename Product::Element;
   const int64_t length = args.intermediate;
   const T* down = static_cast<const T*>(args.down.data) + group.expert * args.down.stride + feature * length;
-  const auto weight_row = [&](int row) { return down + smaller(row, count - 1) * length; };
-  for (int64_t first = group.begin; first < group.end; first += kDotGroup) {
-    const int64_t rows = smaller(kDotGroup, group.end - first);
-    DotTotals<kOutputBlock> totals;
-    set_dot_products<Product, kOutputBlock>(
-        rows, length, weight_row,
-        [&](int64_t row) { return static_cast<const T*>(args.activated) + (first + row) * length; }, kDotRows * length,
-        totals);
-    for (int64_t row = 0; row < rows; ++row) {
-      if (args.sums == nullptr) {
-        T* output = static_cast<T*>(args.output) + (first + row) * args.hidden + feature;
-        for_each_vector(count, [&](int64_t i, auto lanes) { store(output + i, load(totals[row] + i, lanes), lanes); });
-      } else {
-        float* sum = args.sums + args.row_tokens[first + row] * args.sum_stride + feature;
-        const Vec weight = broadcast(args.row_weights[first + row]);
-        for_each_vector(count, [&](int64_t i, auto lanes) {
-          store(sum + i, fma(load(totals[row] + i, lanes), weight, load(sum + i, lanes)), lanes);
-        });
-      }
-    }
-  }
+  multiply_rows<Product>(
+      group.begin, group.end, length, [&](int row) { return down + smaller(row, count - 1) * length; },
+      kDotBlock * length, [&](int64_t row) { return static_cast<const T*>(args.activated) + row * length; },
+      [&](int64_t row, const DotSums& sums) { store_output<T>(args, row, feature, count, sums); });
 }
 
 inline void clear_sums(const ExpertsArgs& args, int64_t feature, int64_t count) {
@@ -244,13 +381,13 @@ inline void round_sums(const ExpertsArgs& args, int64_t feature, int64_t count) 
 
 template <class Product>
 void output_blocks(const ExpertsArgs& args, int64_t begin, int64_t end) {
-  const int64_t first = begin * kOutputBlock;
-  const int64_t last = smaller(end * kOutputBlock, args.hidden);
+  const int64_t first = begin * kDotBlock;
+  const int64_t last = smaller(end * kDotBlock, args.hidden);
   const bool fused = args.sums != nullptr;
   if (fused) clear_sums(args, first, last - first);
   for (int64_t group = 0; group < args.group_count; ++group) {
-    for (int64_t feature = first; feature < last; feature += kOutputBlock) {
-      project_group<Product>(args, args.groups[group], feature, smaller(kOutputBlock, last - feature));
+    for (int64_t feature = first; feature < last; feature += kDotBlock) {
+      project_group<Product>(args, args.groups[group], feature, smaller(kDotBlock, last - feature));
     }
   }
   if (fused) round_sums<typename Product::Element>(args, first, last - first);
