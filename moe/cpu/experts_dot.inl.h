@@ -21,7 +21,7 @@ struct WideProduct {
 
 // Operands that are summed in a register, before they are added to the total: few, so that the error stays small and a
 // panel of weights stays in the first cache.
-inline constexpr int64_t kDotLength = 128;
+inline constexpr int64_t kDotLength = kWidth == 4 ? 32 : 128;
 // Rows of activations that are worked on at a time.
 inline constexpr int64_t kManyRows = 192;
 // Rows of activations so few that a panel of weights would take more time than it saves, and operands of each that are
@@ -96,6 +96,7 @@ template <class Product, bool kFetches, class Use>
     for (int row = 0; row < kWidth; ++row) {
       if (kFetches) __builtin_prefetch(reinterpret_cast<const char*>(weights[row] + element) + 192);
       operands[row] = Product::operands(weights[row] + element, lanes);
+      pin(operands[row]);
     }
     transpose(operands);
     use(element / Product::kStep, operands, lanes);
