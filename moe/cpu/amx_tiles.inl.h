@@ -8,8 +8,6 @@
 namespace rudnn::amx {
 namespace {
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Up to 16 rows of a matrix, cut into left tiles. What lies outside of it counts as 0.
 struct LeftTiles {
   const bfloat16* data;

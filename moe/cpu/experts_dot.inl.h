@@ -48,7 +48,7 @@ template <class Product, class Body>
 // Operands that hold so many elements.
 template <class Product>
 inline int64_t operand_count(int64_t elements) {
-  return (elements + Product::kStep - 1) / Product::kStep;
+  return ceil_div(elements, Product::kStep);
 }
 template <class Product>
 inline int64_t operand_count(Full) {
@@ -264,7 +264,7 @@ inline void multiply_many(int64_t row_count, int64_t length, const WeightRow& we
       WeightPanel panel;
       fill_panel<Product>(weights, elements, panel);
       ComingPanel<Product> coming(weights, begin + kElements < length ? kElements : distance - begin,
-                                  (row_count + kDotTileRows - 1) / kDotTileRows * steps);
+                                  ceil_div(row_count, kDotTileRows) * steps);
       int64_t first = 0;
       for (; row_count - first > kDotLastRows; first += kDotTileRows) {
         add_tile<Product, kDotTileRows>(panel, steps, operands, first, smaller(kDotTileRows, row_count - first),
