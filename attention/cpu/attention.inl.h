@@ -37,17 +37,32 @@ struct ForwardMemory {
   int64_t size;
 };
 
-// From products to weights, relative to the new maximum.
-inline void update_softmax(const SoftmaxScoring& scoring, Addends addends, const LaneKeys* lane_keys, int64_t count,
-                           int64_t width, ForwardMemory& memory) {
+// From products to scores with the addends.
+inline void finish_scores(const SoftmaxScoring& scoring, Addends addends, int64_t count, int64_t width,
+                          ForwardMemory& memory) {
+  if (scoring.direct && addends == Addends::kNone) return;
+  for (int64_t i = 0; i < count * width; i += kWidth) {
+    store(memory.scores + i, scoring.finish(load(memory.scores + i, Full{}), addends, memory.addends + i), Full{});
+  }
+}
+
+// The same with the terms of a bias, whose keys are neighbours.
+template <class T>
+inline void finish_scores(const Scoring& scoring, const OperandRows& bias, int64_t key, int64_t count,
+                          ForwardMemory& memory) {
+  for_each_transposed<T>(bias, key, count, [&](int64_t i, int64_t lane, const Vec(&terms)[kWidth]) {
+    for (int k = 0; k < kWidth; ++k) {
+      float* scores = memory.scores + (i + k) * bias.lanes() + lane;
+      store(scores, scoring.score(load(scores, Full{}), terms[k]), Full{});
+    }
+  });
+}
+
+// From scores to weights, relative to the new maximum.
+inline void update_softmax(const SoftmaxScoring& scoring, const LaneKeys* lane_keys, int64_t count, int64_t width,
+                           ForwardMemory& memory) {
   for (int64_t lane = 0; lane < width; lane += kWidth) {
     float* const scores = memory.scores + lane;
-    if (!scoring.direct || addends == Addends::kSome) {
-      for (int64_t key = 0; key < count; ++key) {
-        const Vec product = load(scores + key * width, Full{});
-        store(scores + key * width, scoring.finish(product, addends, memory.addends + key * width + lane), Full{});
-      }
-    }
     if (lane_keys != nullptr) {
       const Vec first = load(lane_keys->first + lane, Full{});
       const Vec last = load(lane_keys->last + lane, Full{});
@@ -107,10 +122,19 @@ void attend(const AttentionProblem& problem, const RowTile& tile, int64_t first_
   const T* values = rows_of<T>(problem.value, tile.batch, tile.key_head);
   const int64_t begin = larger(first_key, tile_keys.first() / kKeyTile * kKeyTile);
   const int64_t end = smaller(last_key, tile_keys.last());
+  const OperandRows bias_rows(problem.bias, bias_bytes(problem), tile, width);
+  const bool adds_bias_rows = problem.mask.data == nullptr && has_rows_of_keys(problem.bias, tile);
+  ComingBias coming_bias(problem, bias_rows, adds_bias_rows);
+  const auto fetch_bias = [&]() __attribute__((always_inline)) { coming_bias.fetch_some(); };
   for (int64_t key = begin; key < end; key += kKeyTile) {
     const int64_t count = smaller(kKeyTile, end - key);
-    const Addends addends = fill_addends(problem, tile, key, count, width, memory.addends);
-    if (addends == Addends::kNothingLeft) continue;
+    Addends addends = Addends::kNone;
+    if (adds_bias_rows) {
+      if (!any_left(bias_rows, problem.bias_dtype, key, count)) continue;
+    } else {
+      addends = fill_addends(problem, tile, key, count, width, memory.addends);
+      if (addends == Addends::kNothingLeft) continue;
+    }
     LaneKeys lane_keys;
     const bool partial = !tile_keys.all_have(key, key + count);
     if (partial) fill_lane_keys(problem, tile, key, width, lane_keys);
@@ -119,13 +143,22 @@ void attend(const AttentionProblem& problem, const RowTile& tile, int64_t first_
                                           problem.head_dim, memory.keys, memory.dim);
     const FloatRows value_rows = float_rows(values + key * problem.value.row_stride, problem.value.row_stride, count,
                                             problem.value_dim, memory.values, memory.value_dim);
+    coming_bias.start(key + kKeyTile, smaller(kKeyTile, end - key - kKeyTile),
+                      (count + kProductRows - 1) / kProductRows * 2);
     multiply(Left<false>{key_rows.data, key_rows.stride}, count, memory.queries, width, width, problem.head_dim, false,
-             memory.scores, width);
-    update_softmax(scoring, addends, partial ? &lane_keys : nullptr, count, width, memory);
+             memory.scores, width, fetch_bias);
+    if (adds_bias_rows) {
+      visit_dtype(problem.bias_dtype, [&](auto element) {
+        finish_scores<typename decltype(element)::type>(scoring.scoring, bias_rows, key, count, memory);
+      });
+    } else {
+      finish_scores(scoring, addends, count, width, memory);
+    }
+    update_softmax(scoring, partial ? &lane_keys : nullptr, count, width, memory);
     correct_output(rows, memory);
     add_product(Left<true>{memory.scores, width}, rows, value_rows.data,
                 values_finite || all_finite(value_rows, count, memory.value_dim), value_rows.stride, memory.value_dim,
-                count, memory.output, memory.value_dim);
+                count, memory.output, memory.value_dim, fetch_bias);
   }
   finish_lanes(scoring.unit, width, {memory.maximum, memory.sum});
 }

@@ -213,8 +213,7 @@ void pack_chunk(const PackedHead& head, int64_t chunk) {
                       problem.value_dim, head.values + chunk * head.value_stride);
 }
 
-// Rows of a bias are too far apart for the hardware to foresee what they have for the chunks to come: so many chunks
-// ahead, it is fetched while products run.
+// While a chunk is worked on, the bias of the one that comes so many chunks later is fetched.
 inline constexpr int64_t kBiasAhead = 3;
 
 // Chunks of keys whose weights are multiplied by their values together.
@@ -345,10 +344,12 @@ inline Addends fill_chunk_addends(const AttentionProblem& problem, const Operand
                                   int64_t key, int64_t count, float* addends) {
   const ScoreOperand& bias = problem.bias;
   if (bias.data == nullptr) return Addends::kNone;
-  if (bias.key_stride == 1 && !same_for_all_rows(bias, tile)) {
-    return fill_if_any_left(rows, problem.bias_dtype, key, count, [&](auto element) {
+  if (has_rows_of_keys(bias, tile)) {
+    if (!any_left(rows, problem.bias_dtype, key, count)) return Addends::kNothingLeft;
+    visit_dtype(problem.bias_dtype, [&](auto element) {
       transpose_chunk_bias<typename decltype(element)::type>(rows, key, count, addends);
     });
+    return Addends::kSome;
   }
   AttentionProblem without_mask = problem;
   without_mask.mask.data = nullptr;
@@ -655,8 +656,7 @@ void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_
   const int64_t blocks = memory.value_dim / kPackedDim;
   const OperandRows mask_rows(problem.mask, 1, tile, kAcceleratedRows);
   const OperandRows bias_rows(problem.bias, bias_bytes(problem), tile, kAcceleratedRows);
-  const bool fetches_bias =
-      problem.bias.data != nullptr && problem.bias.key_stride == 1 && !same_for_all_rows(problem.bias, tile);
+  ComingBias coming_bias(problem, bias_rows, has_rows_of_keys(problem.bias, tile));
   const auto find = [&](int64_t index, KeyChunk& chunk) {
     find_chunk(problem, mask_rows, bias_rows, tile, tile_keys, index, end, memory.addends, chunk);
   };
@@ -707,18 +707,10 @@ void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_
     const int64_t due = complete.chunks == 0 ? 0 : run.chunks * blocks / kRunChunks - complete.blocks;
     const int64_t pauses = Products::kPauses * ((next.exists ? steps : 0) + due * complete.chunks);
     const int64_t parts = pauses == 0 ? 0 : ceil_div(Weighing::kParts, pauses);
-    const int64_t chunk_bytes = kKeyChunk * bias_bytes(problem);
-    const int64_t ahead = (chunk.index + kBiasAhead) * chunk_bytes;
-    int64_t fetched = fetches_bias ? 0 : kAcceleratedRows;
-    const auto fetch_bias = [&](int64_t rows) __attribute__((always_inline)) {
-      for (; rows > 0 && fetched < kAcceleratedRows; --rows, ++fetched) {
-        for (int64_t line = 0; line < chunk_bytes; line += 64) bias_rows.fetch(fetched, ahead + line);
-      }
-    };
-    const int64_t rows_at_once = pauses == 0 ? 0 : ceil_div(kAcceleratedRows, pauses);
+    coming_bias.start((chunk.index + kBiasAhead) * kKeyChunk, kKeyChunk, pauses);
     const auto work = [&]() __attribute__((always_inline)) {
       for (int64_t part = 0; part < parts; ++part) weighing.do_part();
-      fetch_bias(rows_at_once);
+      coming_bias.fetch_some();
     };
     if (next.exists) multiply_keys(next, memory.scores[1 - turn], work);
     if (due > 0) {
@@ -726,7 +718,7 @@ void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_
       has_output |= complete.blocks == blocks;
     }
     weighing.finish();
-    fetch_bias(kAcceleratedRows);
+    coming_bias.fetch_rest();
   }
   weighing.store_state(state);
   finish_run(runs[1 - current]);

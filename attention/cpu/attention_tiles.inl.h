@@ -270,6 +270,11 @@ inline bool same_for_all_rows(const ScoreOperand& operand, const RowTile& tile) 
          ((operand.query_stride == 0 || tile.queries == 1) && (operand.head_stride == 0 || tile.heads == 1));
 }
 
+// Whether an operand has rows that differ, and in which keys are neighbours.
+inline bool has_rows_of_keys(const ScoreOperand& operand, const RowTile& tile) {
+  return operand.data != nullptr && operand.key_stride == 1 && !same_for_all_rows(operand, tile);
+}
+
 // Bytes of an element of the bias.
 inline int64_t bias_bytes(const AttentionProblem& problem) { return problem.bias_dtype == DType::kFloat32 ? 4 : 2; }
 
@@ -297,13 +302,48 @@ class OperandRows {
 
   // Fetches what lies so many bytes behind the start of a row. Inline, since compilers leave out calls of functions
   // that do nothing but this.
-  [[gnu::always_inline]] void fetch(int64_t row, int64_t offset) const { __builtin_prefetch(starts_[row] + offset); }
+  [[gnu::always_inline]] void fetch(int64_t row, int64_t offset) const {
+    __builtin_prefetch(starts_[row] + offset, 0, 2);
+  }
 
  private:
   int64_t key_bytes_;
   int64_t rows_;
   int64_t lanes_;
   const char* starts_[kMaxRowTile];
+};
+
+// The bias of keys to come, fetched while products run: its rows are too far apart for the hardware to foresee them.
+class ComingBias {
+ public:
+  // Fetches nothing unless the bias has rows of keys.
+  ComingBias(const AttentionProblem& problem, const OperandRows& rows, bool has_rows)
+      : rows_(rows), has_rows_(has_rows), key_bytes_(bias_bytes(problem)) {}
+
+  // Begins with `count` keys, of which fetch_some() fetches a part each of the `pauses` times that it is called.
+  void start(int64_t key, int64_t count, int64_t pauses) {
+    begin_ = key * key_bytes_;
+    end_ = begin_ + count * key_bytes_;
+    row_ = has_rows_ ? 0 : rows_.lanes();
+    rows_at_once_ = pauses == 0 ? 0 : (rows_.lanes() + pauses - 1) / pauses;
+  }
+  [[gnu::always_inline]] void fetch_some() { fetch(rows_at_once_); }
+  [[gnu::always_inline]] void fetch_rest() { fetch(rows_.lanes()); }
+
+ private:
+  [[gnu::always_inline]] void fetch(int64_t count) {
+    for (; count > 0 && row_ < rows_.lanes(); --count, ++row_) {
+      for (int64_t offset = begin_; offset < end_; offset += 64) rows_.fetch(row_, offset);
+    }
+  }
+
+  const OperandRows& rows_;
+  bool has_rows_;
+  int64_t key_bytes_;
+  int64_t begin_ = 0;
+  int64_t end_ = 0;
+  int64_t row_ = 0;
+  int64_t rows_at_once_ = 0;
 };
 
 // Whether a bias, whose keys are neighbours, leaves one of `count` keys to a row.
@@ -322,36 +362,36 @@ inline bool any_left(const OperandRows& bias, int64_t key, int64_t count) {
   return false;
 }
 
-// Addends of a bias, whose keys are neighbours, which transpose(TypeTag<T>{}) fills in if it leaves a key to a row.
-template <class Transpose>
-inline Addends fill_if_any_left(const OperandRows& bias, DType dtype, int64_t key, int64_t count,
-                                Transpose&& transpose) {
-  Addends filled = Addends::kNothingLeft;
-  visit_dtype(dtype, [&](auto element) {
-    if (!any_left<typename decltype(element)::type>(bias, key, count)) return;
-    transpose(element);
-    filled = Addends::kSome;
-  });
-  return filled;
+inline bool any_left(const OperandRows& bias, DType dtype, int64_t key, int64_t count) {
+  bool any = false;
+  visit_dtype(dtype, [&](auto element) { any = any_left<typename decltype(element)::type>(bias, key, count); });
+  return any;
 }
 
-// The terms of a bias, whose keys are neighbours, for `count` keys: [count, lanes], -inf in lanes without a row and up
-// to a multiple of the vector width.
-template <class T>
-inline void transpose_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
-  const int64_t width = bias.lanes();
-  for (int64_t first_row = 0; first_row < width; first_row += kWidth) {
+// Calls use(i, lane, terms) for blocks of the terms of a bias, whose keys are neighbours: terms[k] are those of key
+// key + i + k in lanes from `lane` on, -inf for keys from `count` on and in lanes without a row.
+template <class T, class Use>
+[[gnu::always_inline]] inline void for_each_transposed(const OperandRows& bias, int64_t key, int64_t count, Use&& use) {
+  for (int64_t lane = 0; lane < bias.lanes(); lane += kWidth) {
     for_each_vector(count, [&](int64_t i, auto lanes) {
-      Vec block[kWidth];
+      Vec terms[kWidth];
       for (int k = 0; k < kWidth; ++k) {
-        const int64_t row = first_row + k;
-        block[k] = broadcast(-kInfinity);
-        if (row < bias.rows()) block[k] = keep(load(bias.at<T>(row, key) + i, lanes), lanes, block[k]);
+        terms[k] = broadcast(-kInfinity);
+        if (lane + k < bias.rows()) terms[k] = keep(load(bias.at<T>(lane + k, key) + i, lanes), lanes, terms[k]);
       }
-      transpose(block);
-      for (int k = 0; k < kWidth; ++k) store(terms + (i + k) * width + first_row, block[k], Full{});
+      transpose(terms);
+      use(i, lane, terms);
     });
   }
+}
+
+// The terms of a bias, whose keys are neighbours, for `count` keys up to a multiple of the vector width: [count,
+// lanes].
+template <class T>
+inline void transpose_bias(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
+  for_each_transposed<T>(bias, key, count, [&](int64_t i, int64_t lane, const Vec(&block)[kWidth]) {
+    for (int k = 0; k < kWidth; ++k) store(terms + (i + k) * bias.lanes() + lane, block[k], Full{});
+  });
 }
 
 // Addends [count, width] of a tile of scores; rows up to a multiple of the vector width are written. Where rows differ,
@@ -371,11 +411,12 @@ inline Addends fill_addends(const AttentionProblem& problem, const RowTile& tile
     }
     return Addends::kSome;
   }
-  if (problem.mask.data == nullptr && problem.bias.key_stride == 1) {
+  if (problem.mask.data == nullptr && has_rows_of_keys(problem.bias, tile)) {
     const OperandRows rows(problem.bias, bias_bytes(problem), tile, width);
-    return fill_if_any_left(rows, problem.bias_dtype, key, count, [&](auto element) {
-      transpose_bias<typename decltype(element)::type>(rows, key, count, addends);
-    });
+    if (!any_left(rows, problem.bias_dtype, key, count)) return Addends::kNothingLeft;
+    visit_dtype(problem.bias_dtype,
+                [&](auto element) { transpose_bias<typename decltype(element)::type>(rows, key, count, addends); });
+    return Addends::kSome;
   }
   alignas(64) float rows[kWidth][kMaxKeyTile];
   const auto flush = [&](int64_t first_row) {
@@ -574,39 +615,45 @@ template <int kRows, int kVectors, bool kTransposed>
   }
 }
 
-// kVectors vectors of columns. Not inline, since the innermost loop needs all registers.
-template <int kRows, int kVectors, bool kTransposed>
+inline constexpr auto kNothing = [] {};
+
+// kVectors vectors of columns; between() runs once for each block. Not inline, since the innermost loop needs all
+// registers.
+template <int kRows, int kVectors, bool kTransposed, class Between>
 [[gnu::noinline]] void multiply_columns(Left<kTransposed> left, int64_t rows, const float* right, int64_t right_stride,
-                                        int64_t terms, bool add, float* result, int64_t result_stride) {
+                                        int64_t terms, bool add, float* result, int64_t result_stride,
+                                        Between&& between) {
   for (int64_t row = 0; row < rows; row += kRows) {
+    between();
     multiply_block<kRows, kVectors>(Left<kTransposed>{left.at(row, 0), left.stride}, right, right_stride, terms, add,
                                     result + row * result_stride, result_stride);
   }
 }
 
 // result[row][column] = the sum over k of left(row, k) * right[k][column], or adds it. Columns are whole vectors. The
-// order of a sum depends on the number of terms alone.
-template <bool kTransposed>
+// order of a sum depends on the number of terms alone. Meanwhile between() runs from time to time: at least once for
+// every kProductRows rows by kProductTerms terms.
+template <bool kTransposed, class Between = decltype(kNothing)&>
 inline void multiply(Left<kTransposed> left, int64_t rows, const float* right, int64_t right_stride, int64_t columns,
-                     int64_t terms, bool add, float* result, int64_t result_stride) {
+                     int64_t terms, bool add, float* result, int64_t result_stride, Between&& between = kNothing) {
   for (int64_t begin = 0; begin < terms; begin += kProductTerms) {
     const int64_t count = smaller(kProductTerms, terms - begin);
     const Left<kTransposed> panel = {left.at(0, begin), left.stride};
     const auto multiply_some = [&](auto multiply_these, int64_t column) {
       multiply_these(panel, rows, right + begin * right_stride + column, right_stride, count, add || begin > 0,
-                     result + column, result_stride);
+                     result + column, result_stride, between);
     };
     int64_t column = 0;
     // A wide block loads less for each product, a high one has more sums under way where columns are few.
     if constexpr (kWidth == 16) {
       for (; column + 4 * kWidth <= columns; column += 4 * kWidth) {
-        multiply_some(multiply_columns<4, 4, kTransposed>, column);
+        multiply_some(multiply_columns<4, 4, kTransposed, Between&>, column);
       }
     }
     for (; column + 2 * kWidth <= columns; column += 2 * kWidth) {
-      multiply_some(multiply_columns<kProductRows, 2, kTransposed>, column);
+      multiply_some(multiply_columns<kProductRows, 2, kTransposed, Between&>, column);
     }
-    if (column < columns) multiply_some(multiply_columns<kProductRows, 1, kTransposed>, column);
+    if (column < columns) multiply_some(multiply_columns<kProductRows, 1, kTransposed, Between&>, column);
   }
 }
 
@@ -631,11 +678,12 @@ template <bool kTransposed>
   }
 }
 
-template <bool kTransposed>
+template <bool kTransposed, class Between = decltype(kNothing)&>
 inline void add_product(Left<kTransposed> left, int64_t rows, const float* right, bool right_finite,
-                        int64_t right_stride, int64_t columns, int64_t terms, float* result, int64_t result_stride) {
+                        int64_t right_stride, int64_t columns, int64_t terms, float* result, int64_t result_stride,
+                        Between&& between = kNothing) {
   if (right_finite) {
-    multiply(left, rows, right, right_stride, columns, terms, true, result, result_stride);
+    multiply(left, rows, right, right_stride, columns, terms, true, result, result_stride, between);
   } else {
     add_selected_product(left, rows, right, right_stride, columns, terms, result, result_stride);
   }
