@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 import reprlib
 from itertools import islice
 from operator import mul
@@ -94,6 +95,24 @@ _words = _Words()
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns a dtype's name without the module."""
     return str(dtype).removeprefix("torch.")
+
+
+def why_no_matrix_units(ops: Any, dtypes: tuple[torch.dtype, ...], dtype: torch.dtype) -> str:
+    """Returns why the matrix units at hand do not multiply a dtype.
+
+    Args:
+        ops: the package's registered ops.
+        dtypes: those that the matrix units multiply, if there are any.
+        dtype: another one.
+    """
+    if dtypes:
+        names = " and ".join(map(dtype_name, dtypes))
+        return f"the matrix units here multiply {names}, not {dtype_name(dtype)}"
+    if not hasattr(ops, "cpu_isa"):
+        return "there are no matrix units here"
+    cap = os.environ.get("RUDNN_CPU_ISA")
+    why = f" (RUDNN_CPU_ISA is {cap})" if cap else ""
+    return f"the instruction set in use, {ops.cpu_isa()}, has no matrix units{why}"
 
 
 def _end_of(tensor: torch.Tensor) -> int | torch.SymInt:

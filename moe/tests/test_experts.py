@@ -133,10 +133,10 @@ def test_float32_has_no_tensor_core(kernel, device):
     """A strategy that was asked for is never replaced; the error says what is missing."""
     inputs = FORWARD.inputs(device=device)
     why = kernel.experts_plan(F32, device).reasons["tensor_core"]
-    assert re.fullmatch("the matrix units here multiply .*, not float32|there are no matrix units here", why)
-    with pytest.raises(kernel.MoeError, match=f"strategy must be scalar or auto, for {why}, got "):
+    assert re.fullmatch("the matrix units here multiply .*, not float32|.* no matrix units.*", why)
+    with pytest.raises(kernel.MoeError, match=f"strategy must be scalar or auto, for {re.escape(why)}, got "):
         FORWARD.run(kernel, inputs, strategy="tensor_core")
-    with pytest.raises(kernel.MoeError, match=f"experts_plan: strategy must .* {why}"):
+    with pytest.raises(kernel.MoeError, match=f"experts_plan: strategy must .* {re.escape(why)}"):
         kernel.experts_plan(F32, device, "tensor_core")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 
 from ._autograd import call
-from ._checks import FLOAT_DTYPES, dtype_name
+from ._checks import FLOAT_DTYPES, dtype_name, why_no_matrix_units
 from ._errors import DEVICES
 from ._fallback import attention_fallback_backward_op, attention_fallback_op
 from ._ops import ops
@@ -21,17 +20,6 @@ _accelerated_names = ops.accelerated_dtypes().split(",")
 
 ACCELERATED_DTYPES = tuple(dtype for dtype in FLOAT_DTYPES if dtype_name(dtype) in _accelerated_names)
 """What the hardware at hand has matrix units for."""
-
-
-def _no_matrix_units() -> str:
-    if not hasattr(ops, "cpu_isa"):
-        return "there are no matrix units here"
-    cap = os.environ.get("RUDNN_CPU_ISA")
-    why = f" (RUDNN_CPU_ISA is {cap})" if cap else ""
-    return f"the instruction set in use, {ops.cpu_isa()}, has no matrix units{why}"
-
-
-_NO_MATRIX_UNITS = _no_matrix_units()
 
 Arguments = tuple[Any, ...]
 """Those of the op `attention` up to the window: tensors, mask and bias of four axes, and numbers."""
@@ -48,10 +36,7 @@ def why_not(strategy: AttentionStrategy, dtype: torch.dtype, device: torch.devic
         served = " and ".join(sorted(DEVICES - {"meta"})) or "no device"
         return f"this build has kernels for {served}, not for {device.type}"
     if strategy == AttentionStrategy.FLASH_ACCELERATED and dtype not in ACCELERATED_DTYPES:
-        if not ACCELERATED_DTYPES:
-            return _NO_MATRIX_UNITS
-        names = " and ".join(map(dtype_name, ACCELERATED_DTYPES))
-        return f"the matrix units here multiply {names}, not {dtype_name(dtype)}"
+        return why_no_matrix_units(ops, ACCELERATED_DTYPES, dtype)
     return ""
 
 

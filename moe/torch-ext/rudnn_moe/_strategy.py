@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._checks import FLOAT_DTYPES, dtype_name
+from ._checks import FLOAT_DTYPES, dtype_name, why_no_matrix_units
 from ._errors import DEVICES, MoeChecks
 from ._ops import ops
 from ._options import GroupedStrategy, values_of
@@ -82,7 +82,4 @@ def _why_no_tensor_core(dtype: torch.dtype) -> str:
     """Returns why `tensor_core` is not supported, or nothing."""
     if dtype in TENSOR_CORE_DTYPES:
         return ""
-    if not TENSOR_CORE_DTYPES:
-        return "there are no matrix units here"
-    names = " and ".join(map(dtype_name, TENSOR_CORE_DTYPES))
-    return f"the matrix units here multiply {names}, not {dtype_name(dtype)}"
+    return why_no_matrix_units(ops, TENSOR_CORE_DTYPES, dtype)
