@@ -50,10 +50,11 @@ inline void finish_scores(const SoftmaxScoring& scoring, Addends addends, int64_
 template <class T>
 inline void finish_scores(const Scoring& scoring, const OperandRows& bias, int64_t key, int64_t count,
                           ForwardMemory& memory) {
+  const int64_t width = bias.lanes();
   for_each_transposed<T>(bias, key, count, [&](int64_t i, int64_t lane, const Vec(&terms)[kWidth]) {
+    float* const scores = memory.scores + i * width + lane;
     for (int k = 0; k < kWidth; ++k) {
-      float* scores = memory.scores + (i + k) * bias.lanes() + lane;
-      store(scores, scoring.score(load(scores, Full{}), terms[k]), Full{});
+      store(scores + k * width, scoring.score(load(scores + k * width, Full{}), terms[k]), Full{});
     }
   });
 }
@@ -125,7 +126,7 @@ void attend(const AttentionProblem& problem, const RowTile& tile, int64_t first_
   const OperandRows bias_rows(problem.bias, bias_bytes(problem), tile, width);
   const bool adds_bias_rows = problem.mask.data == nullptr && has_rows_of_keys(problem.bias, tile);
   ComingBias coming_bias(problem, bias_rows, adds_bias_rows);
-  const auto fetch_bias = [&]() __attribute__((always_inline)) { coming_bias.fetch_some(); };
+  const FetchBias fetch_bias = {coming_bias};
   for (int64_t key = begin; key < end; key += kKeyTile) {
     const int64_t count = smaller(kKeyTile, end - key);
     Addends addends = Addends::kNone;
@@ -143,8 +144,9 @@ void attend(const AttentionProblem& problem, const RowTile& tile, int64_t first_
                                           problem.head_dim, memory.keys, memory.dim);
     const FloatRows value_rows = float_rows(values + key * problem.value.row_stride, problem.value.row_stride, count,
                                             problem.value_dim, memory.values, memory.value_dim);
+    // Both products pause at least once for so many rows of theirs.
     coming_bias.start(key + kKeyTile, smaller(kKeyTile, end - key - kKeyTile),
-                      (count + kProductRows - 1) / kProductRows * 2);
+                      ceil_div(count, kProductRows) + ceil_div(rows, kProductRows));
     multiply(Left<false>{key_rows.data, key_rows.stride}, count, memory.queries, width, width, problem.head_dim, false,
              memory.scores, width, fetch_bias);
     if (adds_bias_rows) {

@@ -300,8 +300,8 @@ class OperandRows {
     return static_cast<const T*>(static_cast<const void*>(starts_[row] + key * key_bytes_));
   }
 
-  // Fetches what lies so many bytes behind the start of a row. Inline, since compilers leave out calls of functions
-  // that do nothing but this.
+  // Fetches what lies so many bytes behind the start of a row into the second cache, since the first is full of what is
+  // multiplied. Inline, since compilers leave out calls of functions that do nothing but this.
   [[gnu::always_inline]] void fetch(int64_t row, int64_t offset) const {
     __builtin_prefetch(starts_[row] + offset, 0, 2);
   }
@@ -320,19 +320,19 @@ class ComingBias {
   ComingBias(const AttentionProblem& problem, const OperandRows& rows, bool has_rows)
       : rows_(rows), has_rows_(has_rows), key_bytes_(bias_bytes(problem)) {}
 
-  // Begins with `count` keys, of which fetch_some() fetches a part each of the `pauses` times that it is called.
+  // Begins with `count` keys, all of which are fetched when fetch_some() has been called `pauses` times.
   void start(int64_t key, int64_t count, int64_t pauses) {
     begin_ = key * key_bytes_;
     end_ = begin_ + count * key_bytes_;
-    row_ = has_rows_ ? 0 : rows_.lanes();
-    rows_at_once_ = pauses == 0 ? 0 : (rows_.lanes() + pauses - 1) / pauses;
+    row_ = has_rows_ ? 0 : rows_.rows();
+    rows_at_once_ = pauses == 0 ? 0 : ceil_div(rows_.rows(), pauses);
   }
   [[gnu::always_inline]] void fetch_some() { fetch(rows_at_once_); }
-  [[gnu::always_inline]] void fetch_rest() { fetch(rows_.lanes()); }
+  [[gnu::always_inline]] void fetch_rest() { fetch(rows_.rows()); }
 
  private:
   [[gnu::always_inline]] void fetch(int64_t count) {
-    for (; count > 0 && row_ < rows_.lanes(); --count, ++row_) {
+    for (; count > 0 && row_ < rows_.rows(); --count, ++row_) {
       for (int64_t offset = begin_; offset < end_; offset += 64) rows_.fetch(row_, offset);
     }
   }
@@ -344,6 +344,11 @@ class ComingBias {
   int64_t end_ = 0;
   int64_t row_ = 0;
   int64_t rows_at_once_ = 0;
+};
+
+struct FetchBias {
+  ComingBias& bias;
+  [[gnu::always_inline]] void operator()() const { bias.fetch_some(); }
 };
 
 // Whether a bias, whose keys are neighbours, leaves one of `count` keys to a row.

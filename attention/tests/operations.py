@@ -213,6 +213,7 @@ VARIANTS = (
     Variant("mask_of_heads", mask="of_heads"),
     Variant("mask_of_queries", mask="of_queries"),
     Variant("bias_full", bias="full"),
+    Variant("bias_full_softcap", bias="full", options={"softcap": 2.0}),
     Variant("float32_bias_full", bias="float32_full"),
     Variant("bias_of_heads", bias="of_heads", options={"is_causal": True}),
     Variant("float32_bias_of_keys", bias="float32_of_keys"),

@@ -169,14 +169,16 @@ GARBAGE = [torch.nan, torch.inf, -torch.inf]
 @by_strategy
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("what", ["key", "value", "attn_bias"])
-@pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])
+@pytest.mark.parametrize("by", ["mask", "bias", "bias_and_softcap", "causal", "window"])
 def test_what_is_excluded_never_shows(kernel, device, dtype, strategy, garbage, what, by):
     """The bits of the run with 0 in its place, in the output and in all gradients."""
-    if by == "bias" and what == "attn_bias":
+    by_bias = by.startswith("bias")
+    if by_bias and what == "attn_bias":
         pytest.skip("the bias is what excludes")
-    options = {"causal": {"is_causal": True}, "window": {"window": (2, 0)}}.get(by, {})
-    variant = Variant("excluding", bias="full", options=options)
-    excluded = {"causal": slice(70, 75), "window": slice(0, 3)}.get(by, slice(40, 43))
+    options = {"causal": {"is_causal": True}, "window": {"window": (2, 0)}, "bias_and_softcap": {"softcap": 2.0}}
+    variant = Variant("excluding", bias="full", options=options.get(by, {}))
+    # By a bias also all of the keys that are looked at together.
+    excluded = {"causal": slice(70, 75), "window": slice(0, 3), "mask": slice(40, 43)}.get(by, slice(0, 66))
     # Those that causality leaves without garbage: later queries have it in their gradients and in those of all keys.
     queries = slice(0, 65 if by == "causal" else 70)
     results = []
@@ -185,7 +187,7 @@ def test_what_is_excluded_never_shows(kernel, device, dtype, strategy, garbage, 
         if by == "mask":
             inputs["mask"] = torch.ones(1, 1, 1, 75, dtype=torch.bool, device=device)
             inputs["mask"][..., excluded] = False
-        if by == "bias":
+        if by_bias:
             inputs["attn_bias"][..., excluded] = -torch.inf
         if what == "attn_bias":
             inputs[what][:, :, queries, excluded] = filling

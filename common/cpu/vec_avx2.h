@@ -52,13 +52,6 @@ inline float reduce_add(Vec a) {
   return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 }
 
-inline void reduce_add_each(const Vec (&vectors)[4], float* sums) {
-  const __m256 first = _mm256_hadd_ps(vectors[0].value, vectors[1].value);
-  const __m256 second = _mm256_hadd_ps(vectors[2].value, vectors[3].value);
-  const __m256 halves = _mm256_hadd_ps(first, second);
-  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
-}
-
 inline float reduce_max(Vec a) {
   __m128 largest = _mm_max_ps(_mm256_castps256_ps128(a.value), _mm256_extractf128_ps(a.value, 1));
   largest = _mm_max_ps(largest, _mm_movehl_ps(largest, largest));

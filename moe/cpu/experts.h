@@ -95,8 +95,9 @@ using ExpertsBackwardPhase = void(const ExpertsBackwardArgs& args, int64_t begin
 // that is summed over.
 using ExpertsPanelPhase = void(const ExpertsBackwardArgs& args, void* panels, int64_t begin, int64_t end);
 
-// Rows of weights of a unit, without AMX and with it: in experts_activated, whose units are the pairs of such a block
-// and a group, groups first, half of them are of gate and half of up; in experts_output they are of down.
+// Rows of weights of a unit, without AMX, as many as AVX-512 multiplies at a time, and with it: in experts_activated,
+// whose units are the pairs of such a block and a group, groups first, half of them are of gate and half of up; in
+// experts_output they are of down.
 inline constexpr int64_t kDotBlock = 64;
 inline constexpr int64_t kTileBlock = 32;
 // Of a unit of the backward's phases, which are pairs with groups too: columns, and with AMX columns of the gradients

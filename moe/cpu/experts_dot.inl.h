@@ -20,12 +20,14 @@ struct WideProduct {
 };
 
 // Operands that are summed in a register, before they are added to the total: few, so that the error stays small and a
-// panel of weights stays in the first cache.
+// panel of weights stays in the first cache, and fewer in generic code, whose products are rounded before they are
+// added.
 inline constexpr int64_t kDotLength = kWidth == 4 ? 32 : 128;
-// Rows of activations that are worked on at a time.
-inline constexpr int64_t kManyRows = 192;
+// Rows of a group that are worked on at a time, which share a reading of the weights: as many as the stack is for.
+template <class Product>
+inline constexpr int64_t kGroupRows = Product::kInPlace ? 192 : 96;
 // Rows of activations so few that a panel of weights would take more time than it saves, and operands of each that are
-// worked on at a time.
+// worked on at a time, which take a part of the second cache.
 inline constexpr int kFewRows = kWidth == 16 ? 8 : 4;
 inline constexpr int64_t kFewLength = 12 * kDotLength;
 // Rows of weights of a panel, and rows of activations that are multiplied with it at a time: as many as there are
@@ -36,12 +38,13 @@ inline constexpr int kDotTileRows = kWidth == 4 ? 4 : 6;
 inline constexpr int kDotLastRows = kWidth == 8 ? 3 : 2;
 static_assert(kDotBlock % kPanelRows == 0);
 
-// Calls body(element, lanes) over [0, elements), in vectors of operands.
+// Calls body(element, lanes) over [0, elements), in vectors of operands. Lanes are of elements, as Product::operands
+// takes them.
 template <class Product, class Body>
-[[gnu::always_inline]] inline void for_each_block(int64_t elements, Body&& body) {
-  constexpr int64_t kBlock = kWidth * Product::kStep;
+[[gnu::always_inline]] inline void for_each_vector_of_operands(int64_t elements, Body&& body) {
+  constexpr int64_t kElements = kWidth * Product::kStep;
   int64_t element = 0;
-  for (; element + kBlock <= elements; element += kBlock) body(element, Full{});
+  for (; element + kElements <= elements; element += kElements) body(element, Full{});
   if (element < elements) body(element, Partial{static_cast<int>(elements - element)});
 }
 
@@ -61,16 +64,15 @@ inline int64_t operand_count(Partial lanes) {
 
 // Elements [begin, begin + elements) of rows of activations as operands, the last one filled up with 0.
 template <class Product, int64_t kRows, int64_t kLength>
-class OperandRows {
+class ActivationRows {
  public:
-  template <class ActivationRow>
-  OperandRows(const ActivationRow& activation_row, int64_t row_count, int64_t begin, int64_t elements) {
+  ActivationRows(const typename Product::Element* const* rows, int64_t row_count, int64_t begin, int64_t elements) {
     for (int64_t row = 0; row < row_count; ++row) {
-      const auto* activations = activation_row(row) + begin;
+      const auto* activations = rows[row] + begin;
       if constexpr (Product::kInPlace) {
         rows_[row] = activations;
       } else {
-        for_each_block<Product>(elements, [&](int64_t element, auto lanes) __attribute__((always_inline)) {
+        for_each_vector_of_operands<Product>(elements, [&](int64_t element, auto lanes) __attribute__((always_inline)) {
           store(copies_[row] + element / Product::kStep, Product::operands(activations + element, lanes), Full{});
         });
         rows_[row] = copies_[row];
@@ -81,7 +83,7 @@ class OperandRows {
   const float* row(int64_t row) const { return rows_[row]; }
 
  private:
-  alignas(64) float copies_[Product::kInPlace ? 1 : kRows][kLength];
+  alignas(64) float copies_[Product::kInPlace ? 1 : kRows][Product::kInPlace ? 1 : kLength];
   const float* rows_[kRows];
 };
 
@@ -90,13 +92,14 @@ class OperandRows {
 template <class Product, bool kFetches, class Use>
 [[gnu::always_inline]] inline void for_each_transposed(const typename Product::Element* const* weights,
                                                        int64_t elements, Use&& use) {
-  for_each_block<Product>(elements, [&](int64_t element, auto lanes) __attribute__((always_inline)) {
+  for_each_vector_of_operands<Product>(elements, [&](int64_t element, auto lanes) __attribute__((always_inline)) {
     Vec operands[kWidth];
 #pragma GCC unroll 16
     for (int row = 0; row < kWidth; ++row) {
-      if (kFetches) __builtin_prefetch(reinterpret_cast<const char*>(weights[row] + element) + 192);
-      operands[row] = Product::operands(weights[row] + element, lanes);
-      pin(operands[row]);
+      if constexpr (kFetches) __builtin_prefetch(reinterpret_cast<const char*>(weights[row] + element) + 192);
+      Vec of_row = Product::operands(weights[row] + element, lanes);
+      pin(of_row);
+      operands[row] = of_row;
     }
     transpose(operands);
     use(element / Product::kStep, operands, lanes);
@@ -104,12 +107,14 @@ template <class Product, bool kFetches, class Use>
 }
 
 // Sums of a row for a block of features: of gate and of up, half of it each, or of down.
-using DotSums = float[kDotBlock];
+struct DotSums {
+  alignas(64) float features[kDotBlock];
+};
 
 inline void add_sum(Vec sum, bool set, float* total) { store(total, set ? sum : load(total, Full{}) + sum, Full{}); }
 
-// Adds the products of few rows of activations and kWidth rows of weights to the totals from `feature` on, or sets
-// them.
+// Adds the products of row_count rows of activations, at most kRows of the pointers' kFewRows, and kWidth rows of
+// weights to the totals from `feature` on, or sets them. kRows becomes row_count rounded up to a power of 2.
 template <class Product, int kRows = 1>
 inline void add_few(const typename Product::Element* const (&weights)[kWidth], int64_t elements,
                     const float* const (&activations)[kFewRows], int64_t row_count, bool set, int feature,
@@ -135,30 +140,30 @@ inline void add_few(const typename Product::Element* const (&weights)[kWidth], i
       });
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row) {
-    if (row < row_count) add_sum(sums[row], set, totals[row] + feature);
+    if (row < row_count) add_sum(sums[row], set, totals[row].features + feature);
   }
 }
 
-// Sets the totals of row_count rows of activations, given by activation_row(row), and kDotBlock rows of weights, given
-// by weight_row(i).
-template <class Product, class WeightRow, class ActivationRow>
-inline void multiply_few(int64_t row_count, int64_t length, const WeightRow& weight_row,
-                         const ActivationRow& activation_row, DotSums* totals) {
+// Sets the totals of row_count rows of activations, at most kFewRows.
+template <class Product>
+[[gnu::noinline]] void multiply_few(const typename Product::Element* const (&weights)[kDotBlock],
+                                    const typename Product::Element* const* rows, int64_t row_count, int64_t length,
+                                    DotSums* totals) {
   constexpr int64_t kElements = kDotLength * Product::kStep;
   constexpr int64_t kPart = kFewLength * Product::kStep;
   for (int64_t part = 0; part < length; part += kPart) {
     const int64_t part_end = smaller(part + kPart, length);
-    const OperandRows<Product, kFewRows, kFewLength> operands(activation_row, row_count, part, part_end - part);
+    const ActivationRows<Product, kFewRows, kFewLength> part_rows(rows, row_count, part, part_end - part);
     for (int feature = 0; feature < kDotBlock; feature += kWidth) {
       for (int64_t begin = part; begin < part_end; begin += kElements) {
-        const typename Product::Element* weights[kWidth];
-        for (int row = 0; row < kWidth; ++row) weights[row] = weight_row(feature + row) + begin;
+        const typename Product::Element* some_weights[kWidth];
+        for (int row = 0; row < kWidth; ++row) some_weights[row] = weights[feature + row] + begin;
         const float* activations[kFewRows];
         for (int row = 0; row < kFewRows; ++row) {
-          activations[row] = operands.row(smaller(row, row_count - 1)) + (begin - part) / Product::kStep;
+          activations[row] = part_rows.row(smaller(row, row_count - 1)) + (begin - part) / Product::kStep;
         }
-        add_few<Product>(weights, smaller(kElements, part_end - begin), activations, row_count, begin == 0, feature,
-                         totals);
+        add_few<Product>(some_weights, smaller(kElements, part_end - begin), activations, row_count, begin == 0,
+                         feature, totals);
       }
     }
   }
@@ -189,7 +194,7 @@ class ComingPanel {
  public:
   using T = typename Product::Element;
 
-  // step() will be called `steps` times.
+  // step() will be called `steps` times, and fetches at most a line: with fewer steps than lines some are left out.
   ComingPanel(const T* const (&weights)[kPanelRows], int64_t distance, int64_t steps)
       : weights_(weights), distance_(distance), interval_(larger(steps / kLines, 1)) {}
 
@@ -202,8 +207,7 @@ class ComingPanel {
 
  private:
   static constexpr int64_t kLineElements = 64 / sizeof(T);
-  static constexpr int64_t kRowLines = kDotLength * Product::kStep / kLineElements;
-  static constexpr int64_t kLines = kRowLines * kPanelRows;
+  static constexpr int64_t kLines = kDotLength * Product::kStep / kLineElements * kPanelRows;
 
   const T* const (&weights_)[kPanelRows];
   int64_t distance_;
@@ -212,13 +216,13 @@ class ComingPanel {
   int64_t line_ = 0;
 };
 
-// Adds the products of `length` operands of row_count rows of activations, at most kRows, and of a panel to the totals
-// from `feature` on, or sets them. The sums are those of add_few.
-template <class Product, int kRows, class Operands>
-inline void add_tile(const WeightPanel& panel, int64_t length, const Operands& operands, int64_t first,
+// Adds the products of `length` operands of row_count rows of activations from `first` on, at most kRows, and of a
+// panel to the totals from `feature` on, or sets them. The sums are those of add_few.
+template <class Product, int kRows, class Activations>
+inline void add_tile(const WeightPanel& panel, int64_t length, const Activations& rows, int64_t first,
                      int64_t row_count, bool set, int feature, ComingPanel<Product>& coming, DotSums* totals) {
   const float* activations[kRows];
-  for (int row = 0; row < kRows; ++row) activations[row] = operands.row(first + smaller(row, row_count - 1));
+  for (int row = 0; row < kRows; ++row) activations[row] = rows.row(first + smaller(row, row_count - 1));
   Vec sums[kRows][kPanelVectors];
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
@@ -244,55 +248,59 @@ inline void add_tile(const WeightPanel& panel, int64_t length, const Operands& o
     if (row >= row_count) break;
 #pragma GCC unroll 4
     for (int vector = 0; vector < kPanelVectors; ++vector) {
-      add_sum(sums[row][vector], set, totals[first + row] + feature + vector * kWidth);
+      add_sum(sums[row][vector], set, totals[first + row].features + feature + vector * kWidth);
     }
   }
 }
 
-// The same as multiply_few for many rows. The weights that come next lie `distance` elements from these.
-template <class Product, class WeightRow, class ActivationRow>
-inline void multiply_many(int64_t row_count, int64_t length, const WeightRow& weight_row, int64_t distance,
-                          const ActivationRow& activation_row, DotSums* totals) {
+// The same as multiply_few for at most kGroupRows rows. The weights that come next lie `distance` elements from these.
+template <class Product>
+[[gnu::noinline]] void multiply_many(const typename Product::Element* const (&weights)[kDotBlock], int64_t distance,
+                                     const typename Product::Element* const* rows, int64_t row_count, int64_t length,
+                                     DotSums* totals) {
   constexpr int64_t kElements = kDotLength * Product::kStep;
   for (int64_t begin = 0; begin < length; begin += kElements) {
     const int64_t elements = smaller(kElements, length - begin);
     const int64_t steps = operand_count<Product>(elements);
-    const OperandRows<Product, kManyRows, kDotLength> operands(activation_row, row_count, begin, elements);
+    const ActivationRows<Product, kGroupRows<Product>, kDotLength> activations(rows, row_count, begin, elements);
     for (int feature = 0; feature < kDotBlock; feature += kPanelRows) {
-      const typename Product::Element* weights[kPanelRows];
-      for (int row = 0; row < kPanelRows; ++row) weights[row] = weight_row(feature + row) + begin;
+      const typename Product::Element* some_weights[kPanelRows];
+      for (int row = 0; row < kPanelRows; ++row) some_weights[row] = weights[feature + row] + begin;
       WeightPanel panel;
-      fill_panel<Product>(weights, elements, panel);
-      ComingPanel<Product> coming(weights, begin + kElements < length ? kElements : distance - begin,
+      fill_panel<Product>(some_weights, elements, panel);
+      ComingPanel<Product> coming(some_weights, begin + kElements < length ? kElements : distance - begin,
                                   ceil_div(row_count, kDotTileRows) * steps);
       int64_t first = 0;
       for (; row_count - first > kDotLastRows; first += kDotTileRows) {
-        add_tile<Product, kDotTileRows>(panel, steps, operands, first, smaller(kDotTileRows, row_count - first),
+        add_tile<Product, kDotTileRows>(panel, steps, activations, first, smaller(kDotTileRows, row_count - first),
                                         begin == 0, feature, coming, totals);
       }
       if (first < row_count) {
-        add_tile<Product, kDotLastRows>(panel, steps, operands, first, row_count - first, begin == 0, feature, coming,
-                                        totals);
+        add_tile<Product, kDotLastRows>(panel, steps, activations, first, row_count - first, begin == 0, feature,
+                                        coming, totals);
       }
     }
   }
 }
 
 // Calls use(row, sums) for rows [begin, end) of a group, given by activation_row(row), with their sums for kDotBlock
-// rows of weights, given by weight_row(i). The weights that come next lie `distance` elements from these.
-template <class Product, class WeightRow, class ActivationRow, class Use>
-inline void multiply_rows(int64_t begin, int64_t end, int64_t length, const WeightRow& weight_row, int64_t distance,
+// rows of weights. The rows of the group's next block lie `distance` elements from these.
+template <class Product, class ActivationRow, class Use>
+inline void multiply_rows(int64_t begin, int64_t end, int64_t length,
+                          const typename Product::Element* const (&weights)[kDotBlock], int64_t distance,
                           const ActivationRow& activation_row, Use&& use) {
-  DotSums totals[kManyRows];
-  for (int64_t first = begin; first < end; first += kManyRows) {
-    const int64_t count = smaller(kManyRows, end - first);
-    const auto row_from_first = [&](int64_t row) { return activation_row(first + row); };
+  constexpr int64_t kRows = kGroupRows<Product>;
+  DotSums totals[kRows];
+  for (int64_t first = begin; first < end; first += kRows) {
+    const int64_t count = smaller(kRows, end - first);
+    const typename Product::Element* rows[kRows];
+    for (int64_t row = 0; row < count; ++row) rows[row] = activation_row(first + row);
     if (count <= kFewRows) {
-      multiply_few<Product>(count, length, weight_row, row_from_first, totals);
+      multiply_few<Product>(weights, rows, count, length, totals);
     } else {
-      multiply_many<Product>(count, length, weight_row, distance, row_from_first, totals);
+      multiply_many<Product>(weights, first + count < end ? 0 : distance, rows, count, length, totals);
     }
-    for (int64_t row = 0; row < count; ++row) use(first + row, totals[row]);
+    for (int64_t row = 0; row < count; ++row) use(first + row, totals[row].features);
   }
 }
 
@@ -324,10 +332,13 @@ void activate_group(const ExpertsArgs& args, const ExpertGroup& group, int64_t f
   const int64_t hidden = args.hidden;
   const T* gate = static_cast<const T*>(args.gate.data) + group.expert * args.gate.stride + feature * hidden;
   const T* up = static_cast<const T*>(args.up.data) + group.expert * args.up.stride + feature * hidden;
-  const auto weight_row = [&](int row) { return (row < kHalf ? gate : up) + smaller(row % kHalf, count - 1) * hidden; };
+  const T* weights[kDotBlock];
+  for (int row = 0; row < kDotBlock; ++row) {
+    weights[row] = (row < kHalf ? gate : up) + smaller(row % kHalf, count - 1) * hidden;
+  }
   multiply_rows<Product>(
-      group.begin, group.end, hidden, weight_row, kHalf * hidden, [&](int64_t row) { return input_row<T>(args, row); },
-      [&](int64_t row, const DotSums& sums) { store_activated<T>(args, row, feature, count, sums, sums + kHalf); });
+      group.begin, group.end, hidden, weights, kHalf * hidden, [&](int64_t row) { return input_row<T>(args, row); },
+      [&](int64_t row, const float* sums) { store_activated<T>(args, row, feature, count, sums, sums + kHalf); });
 }
 
 template <class Product>
@@ -358,10 +369,12 @@ void project_group(const ExpertsArgs& args, const ExpertGroup& group, int64_t fe
   using T = typename Product::Element;
   const int64_t length = args.intermediate;
   const T* down = static_cast<const T*>(args.down.data) + group.expert * args.down.stride + feature * length;
+  const T* weights[kDotBlock];
+  for (int row = 0; row < kDotBlock; ++row) weights[row] = down + smaller(row, count - 1) * length;
   multiply_rows<Product>(
-      group.begin, group.end, length, [&](int row) { return down + smaller(row, count - 1) * length; },
-      kDotBlock * length, [&](int64_t row) { return static_cast<const T*>(args.activated) + row * length; },
-      [&](int64_t row, const DotSums& sums) { store_output<T>(args, row, feature, count, sums); });
+      group.begin, group.end, length, weights, kDotBlock * length,
+      [&](int64_t row) { return static_cast<const T*>(args.activated) + row * length; },
+      [&](int64_t row, const float* sums) { store_output<T>(args, row, feature, count, sums); });
 }
 
 inline void clear_sums(const ExpertsArgs& args, int64_t feature, int64_t count) {

@@ -111,6 +111,21 @@ def test_a_token_of_the_layer_does_not_depend_on_the_others(kernel, device, oper
     assert_a_token_alone_is_the_same(kernel, operation, inputs, strategy=strategy)
 
 
+@for_each(*LAYERS)
+@by_strategy
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(Shape(36, 1, 1, 3101, 37), id="rows_in_parts"),
+        pytest.param(Shape(200, 1, 1, 300, 40), id="more_rows_than_at_once"),
+    ],
+)
+def test_a_token_does_not_depend_on_how_others_are_shared_out(kernel, device, operation, dtype, strategy, shape):
+    only_on_the_cpu(device, "the lengths are its own")
+    inputs = operation.inputs(shape, dtype, device=device, requires_grad=True)
+    assert_a_token_alone_is_the_same(kernel, operation, inputs, strategy=strategy)
+
+
 @for_each(*OPERATIONS)
 @pytest.mark.parametrize("count", THREAD_COUNTS, ids=lambda count: f"{count}_threads")
 def test_twice_the_same(kernel, device, operation, count):

@@ -18,12 +18,6 @@
 // Everything lives in the ISA's namespace and nothing from the standard library is instantiated here: the linker may
 // keep any one copy of an inline function, and one compiled for AVX-512 must not be the one that every CPU runs.
 
-// sums[i] = the sum of the lanes of vectors[i]. Some widths have a faster one for their number of vectors.
-template <int kCount>
-inline void reduce_add_each(const Vec (&vectors)[kCount], float* sums) {
-  for (int i = 0; i < kCount; ++i) sums[i] = reduce_add(vectors[i]);
-}
-
 // Calls body(offset, lanes) over [0, length) in vectors. Inline, since a body of a wider instruction set cannot be
 // inlined into it.
 template <class Body>

@@ -47,7 +47,8 @@ inline void pin(Vec& a) { __asm__("" : "+v"(a.value)); }
 inline float reduce_add(Vec a) { return _mm512_reduce_add_ps(a.value); }
 inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.value); }
 
-// Each step adds the halves of what is left of every vector, and puts two of the results side by side.
+// sums[i] = the sum of the lanes of vectors[i]. Each step adds the halves of what is left of every vector, and puts two
+// of the results side by side.
 inline void reduce_add_each(const Vec (&vectors)[8], float* sums) {
   __m512 eighths[4];
   for (int i = 0; i < 4; ++i) {
