@@ -22,7 +22,7 @@ struct WideProduct {
 // Operands that are summed in a register, before they are added to the total: few, so that the error stays small and a
 // panel of weights stays in the first cache, and fewer in generic code, whose products are rounded before they are
 // added.
-inline constexpr int64_t kDotLength = kWidth == 4 ? 32 : 128;
+inline constexpr int64_t kDotLength = kWidth == 4 ? 8 : 128;
 // Rows of a group that are worked on at a time, which share a reading of the weights: as many as the stack is for.
 template <class Product>
 inline constexpr int64_t kGroupRows = Product::kInPlace ? 192 : 96;
@@ -207,7 +207,7 @@ class ComingPanel {
 
  private:
   static constexpr int64_t kLineElements = 64 / sizeof(T);
-  static constexpr int64_t kLines = kDotLength * Product::kStep / kLineElements * kPanelRows;
+  static constexpr int64_t kLines = ceil_div(kDotLength * Product::kStep, kLineElements) * kPanelRows;
 
   const T* const (&weights_)[kPanelRows];
   int64_t distance_;

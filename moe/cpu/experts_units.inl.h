@@ -6,7 +6,7 @@ namespace {
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Calls body(group, block) for units [begin, end), where unit u is block u / groups of group u % groups, so that every
 // range holds much the same blocks of each group; all blocks of a group, which share its rows, come together.
