@@ -19,10 +19,11 @@ struct WideProduct {
   static Vec add_product(Vec a, Vec b, Vec sum) { return fma(a, b, sum); }
 };
 
-// Operands that are summed in a register, before they are added to the total: few, so that the error stays small and a
-// panel of weights stays in the first cache, and fewer in generic code, whose products are rounded before they are
-// added.
-inline constexpr int64_t kDotLength = kWidth == 4 ? 8 : 128;
+// Operands of a panel of weights, which stays in the first cache.
+inline constexpr int64_t kDotLength = 128;
+// Of those, operands that are summed in a register before they are added to the total, so that the error stays small:
+// fewer in generic code, whose products are rounded before they are added.
+inline constexpr int64_t kSumTerms = kWidth == 4 ? 8 : kDotLength;
 // Rows of a group that are worked on at a time, which share a reading of the weights: as many as the stack is for.
 template <class Product>
 inline constexpr int64_t kGroupRows = Product::kInPlace ? 192 : 96;
@@ -87,23 +88,19 @@ class ActivationRows {
   const float* rows_[kRows];
 };
 
-// Calls use(k, operands, lanes) over the elements of kWidth rows of weights: operands[i] is operand k + i of each row.
-// Fetches some more of the rows if asked to.
-template <class Product, bool kFetches, class Use>
-[[gnu::always_inline]] inline void for_each_transposed(const typename Product::Element* const* weights,
-                                                       int64_t elements, Use&& use) {
-  for_each_vector_of_operands<Product>(elements, [&](int64_t element, auto lanes) __attribute__((always_inline)) {
-    Vec operands[kWidth];
+// The operands that begin at an element of kWidth rows of weights: operands[i] is the i-th of each row. Fetches some
+// more of the rows if asked to.
+template <class Product, bool kFetches, class Lanes>
+[[gnu::always_inline]] inline void load_operands(const typename Product::Element* const* weights, int64_t element,
+                                                 Lanes lanes, Vec (&operands)[kWidth]) {
 #pragma GCC unroll 16
-    for (int row = 0; row < kWidth; ++row) {
-      if constexpr (kFetches) __builtin_prefetch(reinterpret_cast<const char*>(weights[row] + element) + 192);
-      Vec of_row = Product::operands(weights[row] + element, lanes);
-      pin(of_row);
-      operands[row] = of_row;
-    }
-    transpose(operands);
-    use(element / Product::kStep, operands, lanes);
-  });
+  for (int row = 0; row < kWidth; ++row) {
+    if constexpr (kFetches) __builtin_prefetch(reinterpret_cast<const char*>(weights[row] + element) + 192);
+    Vec of_row = Product::operands(weights[row] + element, lanes);
+    pin(of_row);
+    operands[row] = of_row;
+  }
+  transpose(operands);
 }
 
 // Sums of a row for a block of features: of gate and of up, half of it each, or of down.
@@ -113,57 +110,73 @@ struct DotSums {
 
 inline void add_sum(Vec sum, bool set, float* total) { store(total, set ? sum : load(total, Full{}) + sum, Full{}); }
 
-// Adds the products of row_count rows of activations, at most kRows of the pointers' kFewRows, and kWidth rows of
-// weights to the totals from `feature` on, or sets them. kRows becomes row_count rounded up to a power of 2.
-template <class Product, int kRows = 1>
-inline void add_few(const typename Product::Element* const (&weights)[kWidth], int64_t elements,
-                    const float* const (&activations)[kFewRows], int64_t row_count, bool set, int feature,
+// Adds the products of row_count rows of activations, at most kRows, and of kVectors vectors of rows of weights to the
+// totals from `feature` on, or sets them.
+template <class Product, int kRows, int kVectors>
+inline void add_few(const typename Product::Element* const (&weights)[kVectors * kWidth], int64_t elements,
+                    const float* const (&activations)[kRows], int64_t row_count, bool set, int feature,
                     DotSums* totals) {
-  if constexpr (kRows < kFewRows) {
-    if (row_count > kRows) {
-      return add_few<Product, 2 * kRows>(weights, elements, activations, row_count, set, feature, totals);
+  constexpr int64_t kElements = kSumTerms * Product::kStep;
+  for (int64_t begin = 0; begin < elements; begin += kElements) {
+    Vec sums[kRows][kVectors];
+    for (auto& row : sums) {
+      for (auto& sum : row) sum = broadcast(0.0f);
     }
-  }
-  Vec sums[kRows];
-#pragma GCC unroll 8
-  for (int row = 0; row < kRows; ++row) sums[row] = broadcast(0.0f);
-  for_each_transposed<Product, true>(
-      weights, elements, [&](int64_t k, const Vec(&operands)[kWidth], auto lanes) __attribute__((always_inline)) {
+    for_each_vector_of_operands<Product>(
+        smaller(kElements, elements - begin), [&](int64_t i, auto lanes) __attribute__((always_inline)) {
+          const int64_t k = (begin + i) / Product::kStep;
+#pragma GCC unroll 4
+          for (int vector = 0; vector < kVectors; ++vector) {
+            Vec operands[kWidth];
+            load_operands<Product, true>(weights + vector * kWidth, begin + i, lanes, operands);
 #pragma GCC unroll 16
-        for (int i = 0; i < kWidth; ++i) {
-          if (i >= operand_count<Product>(lanes)) break;
+            for (int j = 0; j < kWidth; ++j) {
+              if (j >= operand_count<Product>(lanes)) break;
 #pragma GCC unroll 8
-          for (int row = 0; row < kRows; ++row) {
-            sums[row] = Product::add_product(operands[i], broadcast(activations[row][k + i]), sums[row]);
+              for (int row = 0; row < kRows; ++row) {
+                sums[row][vector] =
+                    Product::add_product(operands[j], broadcast(activations[row][k + j]), sums[row][vector]);
+              }
+            }
           }
-        }
-      });
+        });
 #pragma GCC unroll 8
-  for (int row = 0; row < kRows; ++row) {
-    if (row < row_count) add_sum(sums[row], set, totals[row].features + feature);
+    for (int row = 0; row < kRows; ++row) {
+      if (row >= row_count) break;
+#pragma GCC unroll 4
+      for (int vector = 0; vector < kVectors; ++vector) {
+        add_sum(sums[row][vector], set && begin == 0, totals[row].features + feature + vector * kWidth);
+      }
+    }
   }
 }
 
-// Sets the totals of row_count rows of activations, at most kFewRows.
-template <class Product>
+// Sets the totals of row_count rows of activations, at most kFewRows; kRows becomes row_count rounded up to a power
+// of 2.
+template <class Product, int kRows = 1>
 [[gnu::noinline]] void multiply_few(const typename Product::Element* const (&weights)[kDotBlock],
                                     const typename Product::Element* const* rows, int64_t row_count, int64_t length,
                                     DotSums* totals) {
+  if constexpr (kRows < kFewRows) {
+    if (row_count > kRows) return multiply_few<Product, 2 * kRows>(weights, rows, row_count, length, totals);
+  }
+  // As many sums as the latency of an addition needs.
+  constexpr int kVectors = kWidth == 16 || kRows >= 4 ? 1 : kWidth == 8 || kRows == 2 ? 2 : 4;
   constexpr int64_t kElements = kDotLength * Product::kStep;
   constexpr int64_t kPart = kFewLength * Product::kStep;
   for (int64_t part = 0; part < length; part += kPart) {
     const int64_t part_end = smaller(part + kPart, length);
     const ActivationRows<Product, kFewRows, kFewLength> part_rows(rows, row_count, part, part_end - part);
-    for (int feature = 0; feature < kDotBlock; feature += kWidth) {
+    for (int feature = 0; feature < kDotBlock; feature += kVectors * kWidth) {
       for (int64_t begin = part; begin < part_end; begin += kElements) {
-        const typename Product::Element* some_weights[kWidth];
-        for (int row = 0; row < kWidth; ++row) some_weights[row] = weights[feature + row] + begin;
-        const float* activations[kFewRows];
-        for (int row = 0; row < kFewRows; ++row) {
+        const typename Product::Element* some_weights[kVectors * kWidth];
+        for (int row = 0; row < kVectors * kWidth; ++row) some_weights[row] = weights[feature + row] + begin;
+        const float* activations[kRows];
+        for (int row = 0; row < kRows; ++row) {
           activations[row] = part_rows.row(smaller(row, row_count - 1)) + (begin - part) / Product::kStep;
         }
-        add_few<Product>(some_weights, smaller(kElements, part_end - begin), activations, row_count, begin == 0,
-                         feature, totals);
+        add_few<Product, kRows, kVectors>(some_weights, smaller(kElements, part_end - begin), activations, row_count,
+                                          begin == 0, feature, totals);
       }
     }
   }
@@ -178,13 +191,12 @@ template <class Product>
 inline void fill_panel(const typename Product::Element* const (&weights)[kPanelRows], int64_t elements,
                        WeightPanel& panel) {
   for (int vector = 0; vector < kPanelVectors; ++vector) {
-    for_each_transposed<Product, false>(weights + vector * kWidth, elements,
-                                        [&](int64_t k, const Vec(&operands)[kWidth], auto)
-                                            __attribute__((always_inline)) {
+    for_each_vector_of_operands<Product>(elements, [&](int64_t element, auto lanes) __attribute__((always_inline)) {
+      Vec operands[kWidth];
+      load_operands<Product, false>(weights + vector * kWidth, element, lanes, operands);
 #pragma GCC unroll 16
-                                              for (int i = 0; i < kWidth; ++i)
-                                                panel.operands[k + i][vector] = operands[i];
-                                            });
+      for (int i = 0; i < kWidth; ++i) panel.operands[element / Product::kStep + i][vector] = operands[i];
+    });
   }
 }
 
@@ -223,32 +235,35 @@ inline void add_tile(const WeightPanel& panel, int64_t length, const Activations
                      int64_t row_count, bool set, int feature, ComingPanel<Product>& coming, DotSums* totals) {
   const float* activations[kRows];
   for (int row = 0; row < kRows; ++row) activations[row] = rows.row(first + smaller(row, row_count - 1));
-  Vec sums[kRows][kPanelVectors];
-#pragma GCC unroll 6
-  for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 4
-    for (int vector = 0; vector < kPanelVectors; ++vector) sums[row][vector] = broadcast(0.0f);
-  }
-  for (int64_t k = 0; k < length; ++k) {
-    coming.step();
-    Vec weights[kPanelVectors];
-#pragma GCC unroll 4
-    for (int vector = 0; vector < kPanelVectors; ++vector) weights[vector] = panel.operands[k][vector];
+  for (int64_t begin = 0; begin < length; begin += kSumTerms) {
+    const int64_t end = smaller(begin + kSumTerms, length);
+    Vec sums[kRows][kPanelVectors];
 #pragma GCC unroll 6
     for (int row = 0; row < kRows; ++row) {
-      const Vec activation = broadcast(activations[row][k]);
 #pragma GCC unroll 4
-      for (int vector = 0; vector < kPanelVectors; ++vector) {
-        sums[row][vector] = Product::add_product(weights[vector], activation, sums[row][vector]);
+      for (int vector = 0; vector < kPanelVectors; ++vector) sums[row][vector] = broadcast(0.0f);
+    }
+    for (int64_t k = begin; k < end; ++k) {
+      coming.step();
+      Vec weights[kPanelVectors];
+#pragma GCC unroll 4
+      for (int vector = 0; vector < kPanelVectors; ++vector) weights[vector] = panel.operands[k][vector];
+#pragma GCC unroll 6
+      for (int row = 0; row < kRows; ++row) {
+        const Vec activation = broadcast(activations[row][k]);
+#pragma GCC unroll 4
+        for (int vector = 0; vector < kPanelVectors; ++vector) {
+          sums[row][vector] = Product::add_product(weights[vector], activation, sums[row][vector]);
+        }
       }
     }
-  }
 #pragma GCC unroll 6
-  for (int row = 0; row < kRows; ++row) {
-    if (row >= row_count) break;
+    for (int row = 0; row < kRows; ++row) {
+      if (row >= row_count) break;
 #pragma GCC unroll 4
-    for (int vector = 0; vector < kPanelVectors; ++vector) {
-      add_sum(sums[row][vector], set, totals[first + row].features + feature + vector * kWidth);
+      for (int vector = 0; vector < kPanelVectors; ++vector) {
+        add_sum(sums[row][vector], set && begin == 0, totals[first + row].features + feature + vector * kWidth);
+      }
     }
   }
 }
