@@ -15,6 +15,30 @@ struct LeftTiles {
   int64_t step_stride;  // from tile to tile
   int64_t rows;
   int64_t columns;
+  bool once = false;  // whether no other product needs them, so that they need not stay in the caches
+};
+
+// One right tile after the other, or twos of them, the second of which lies kTileSize elements behind the first.
+struct RightTiles {
+  const bfloat16* data;
+  int64_t step_stride;
+  int64_t columns = 16;
+};
+
+// Rows [first, last) of two left tiles that another product will need soon.
+struct ComingRows {
+  const bfloat16* data0 = nullptr;
+  const bfloat16* data1 = nullptr;
+  int64_t row_stride = 0;
+  int64_t first = 0;
+  int64_t last = 0;
+
+  void fetch(int64_t step) const {
+    for (int64_t row = first; row < last; ++row) {
+      __builtin_prefetch(data0 + row * row_stride + step * kDepth, 0, 2);
+      __builtin_prefetch(data1 + row * row_stride + step * kDepth, 0, 2);
+    }
+  }
 };
 
 struct LeftTile {
@@ -50,42 +74,42 @@ inline void clear_tiles() {
   _tile_zero(3);
 }
 
+inline void load_left(const LeftTile& tile, bool once) {
+  if (once) {
+    _tile_stream_loadd(4, tile.data, tile.row_bytes);
+  } else {
+    _tile_loadd(4, tile.data, tile.row_bytes);
+  }
+}
+
 // Adds the product of two rows of left tiles and `steps` right tiles, or twos of them where kTwo. While the tiles are
-// busy, between() runs once in each step. prefetch_distance is from a left tile to what will be needed soon, in
-// elements; 0 for nothing.
+// busy, between() runs once in each step, and rows of coming tiles are fetched.
 template <bool kTwo, class Between>
-inline void add_product(const LeftTiles& left0, const LeftTiles& left1, const bfloat16* right, int64_t right_step,
-                        int64_t steps, int64_t prefetch_distance, Between&& between) {
+inline void add_product(const LeftTiles& left0, const LeftTiles& left1, const RightTiles& right, int64_t steps,
+                        const ComingRows& coming, Between&& between) {
   alignas(64) bfloat16 copies[2][kTileSize];
   // The compiler does not know what memory the tiles are loaded from.
   __asm__ volatile("" : : "r"(copies) : "memory");
+  const int64_t right_bytes = 4 * right.columns;
   for (int64_t step = 0; step < steps; ++step) {
     const LeftTile a0 = left_tile(left0, step, copies[0]);
     const LeftTile a1 = left_tile(left1, step, copies[1]);
     __asm__ volatile("" : : : "memory");
-    const bfloat16* b = right + step * right_step;
-    _tile_loadd(5, b, 64);
-    _tile_loadd(4, a0.data, a0.row_bytes);
+    const bfloat16* b = right.data + step * right.step_stride;
+    _tile_loadd(5, b, right_bytes);
+    load_left(a0, left0.once);
     _tile_dpbf16ps(0, 4, 5);
     if constexpr (kTwo) {
-      _tile_loadd(5, b + kTileSize, 64);
+      _tile_loadd(5, b + kTileSize, right_bytes);
       _tile_dpbf16ps(1, 4, 5);
     }
-    _tile_loadd(4, a1.data, a1.row_bytes);
+    load_left(a1, left1.once);
     if constexpr (kTwo) {
       _tile_dpbf16ps(3, 4, 5);
-      _tile_loadd(5, b, 64);
+      _tile_loadd(5, b, right_bytes);
     }
     _tile_dpbf16ps(2, 4, 5);
-    if (prefetch_distance != 0) {
-      const auto* soon0 = reinterpret_cast<const char*>(left0.data + step * left0.step_stride + prefetch_distance);
-      const auto* soon1 = reinterpret_cast<const char*>(left1.data + step * left1.step_stride + prefetch_distance);
-#pragma GCC unroll 16
-      for (int row = 0; row < 16; ++row) {
-        __builtin_prefetch(soon0 + row * 2 * left0.row_stride, 0, 2);
-        __builtin_prefetch(soon1 + row * 2 * left1.row_stride, 0, 2);
-      }
-    }
+    coming.fetch(step);
     between();
   }
 }

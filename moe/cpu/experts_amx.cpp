@@ -9,7 +9,8 @@
 // each row and a token for each column; so two rows of silu(gate x) * (up x) make pairs for the next product.
 //
 // Activations are packed by blocks of rows: step after step of 32 features, each a right tile for the first 16 rows and
-// one for the others, which is not written if there are none.
+// one for the others, which is not written if there are none. Where a group has fewer rows than a tile has columns, a
+// step is a tile of just these columns, so that a few tokens stay in the first cache while weights stream through.
 namespace rudnn::amx {
 namespace {
 
@@ -17,14 +18,31 @@ namespace {
 struct BlockRows {
   int64_t first;
   int64_t count;
+  int64_t columns;  // of a right tile
 };
+
+inline int64_t columns_of(const ExpertGroup& group) { return smaller(group.end - group.begin, 16); }
 
 inline BlockRows rows_of(const ExpertGroup& group, int64_t block) {
   const int64_t first = group.begin + (block - group.first_block) * kRowBlock;
-  return {first, smaller(kRowBlock, group.end - first)};
+  return {first, smaller(kRowBlock, group.end - first), columns_of(group)};
 }
 
 inline int64_t half_rows(BlockRows rows, int half) { return larger(smaller(rows.count - 16 * half, 16), 0); }
+
+// The tile for a half of the rows of a block in the step that has a feature, and the tiles from there on.
+inline bfloat16* right_tile(bfloat16* packed, BlockRows rows, int64_t feature, int half) {
+  const int64_t step_size = rows.columns == 16 ? 2 * kTileSize : kDepth * rows.columns;
+  return packed + feature / kDepth * step_size + half * kTileSize;
+}
+
+inline RightTiles right_tiles(bfloat16* packed, BlockRows rows) {
+  return {packed, right_tile(packed, rows, kDepth, 0) - packed, rows.columns};
+}
+
+inline void store_pairs(__m512i pairs, bfloat16* tile, BlockRows rows, int64_t row) {
+  _mm512_mask_storeu_epi32(tile + row * 2 * rows.columns, mask_of(Partial{static_cast<int>(rows.columns)}), pairs);
+}
 
 void pack_block(const ExpertsArgs& args, BlockRows rows, bfloat16* packed) {
   for (int half = 0; half < 2; ++half) {
@@ -42,8 +60,8 @@ void pack_block(const ExpertsArgs& args, BlockRows rows, bfloat16* packed) {
         elements[row] = row < count ? load_row(sources[row], feature, args.hidden) : _mm512_setzero_si512();
       }
       transpose(elements);
-      bfloat16* tile = packed + (feature / kDepth * 2 + half) * kTileSize;
-      store_tile(elements, tile);
+      bfloat16* tile = right_tile(packed, rows, feature, half);
+      for (int64_t row = 0; row < 16; ++row) store_pairs(elements[row], tile, rows, row);
     }
   }
 }
@@ -71,8 +89,42 @@ class Leftover {
 
 inline LeftTiles weight_rows(const ExpertMatrices<const void>& matrices, const ExpertGroup& group, int64_t first,
                              int64_t last, int64_t columns) {
-  return {matrix_of(matrices, group) + first * columns, columns, kDepth, larger(smaller(last - first, 16), 0), columns};
+  return {matrix_of(matrices, group) + first * columns, columns, kDepth,
+          larger(smaller(last - first, 16), 0),         columns, block_count(group) == 1};
 }
+
+// The weights of a unit.
+struct UnitWeights {
+  LeftTiles left0;
+  LeftTiles left1;
+};
+
+// Up to so many rows of a group its own loads of weights are as fast as the memory, and fetching ahead is in their way.
+inline constexpr int64_t kUnfetchedRows = 8;
+
+// What a block fetches of the weights of the unit that comes next, so that the blocks of a group share the waiting.
+inline ComingRows coming_rows(const UnitWeights& next, const ExpertGroup& group, int64_t block) {
+  if (group.end - group.begin <= kUnfetchedRows) return {};
+  const int64_t blocks = block_count(group);
+  const int64_t part = block - group.first_block;
+  return {next.left0.data, next.left1.data, next.left0.row_stride, 16 * part / blocks, 16 * (part + 1) / blocks};
+}
+
+// Tiles as wide as a group needs.
+class TileSession {
+ public:
+  ~TileSession() {
+    if (columns_ != 0) release_tiles();
+  }
+  void configure(const ExpertGroup& group) {
+    const int64_t columns = columns_of(group);
+    if (columns != columns_) configure_tiles(columns);
+    columns_ = columns;
+  }
+
+ private:
+  int64_t columns_ = 0;
+};
 
 // Columns of a tile of sums become rows: those of `count` rows of a matrix, from `feature` on.
 template <class Store>
@@ -100,16 +152,16 @@ inline void store_activated(const Sums& sums, const ActivatedBlock& block, int p
     if (feature >= block.count) return _mm256_setzero_si256();
     return narrow(Silu::value(load(sums.tiles[half][feature], Full{})) * load(sums.tiles[2 + half][feature], Full{}));
   };
-  bfloat16* tile = block.packed + (block.feature / kDepth * 2 + half) * kTileSize;
-  _mm512_store_si512(tile + (block.feature % kDepth + row) * 16, pair_up(activated(row), activated(row + 1)));
+  bfloat16* tile = right_tile(block.packed, block.rows, block.feature, half);
+  store_pairs(pair_up(activated(row), activated(row + 1)), tile, block.rows, (block.feature % kDepth + row) / 2);
 }
 
 // The features up to a multiple of 32 that the intermediate size does not have.
 inline void clear_missing(const ExpertsArgs& args, const ActivatedBlock& block) {
   if (block.feature % kDepth != 0 || block.feature + 16 < args.intermediate) return;
-  for (int half = 0; half < 2; ++half) {
-    bfloat16* tile = block.packed + (block.feature / kDepth * 2 + half) * kTileSize;
-    for (int row = 8; row < 16; ++row) _mm512_store_si512(tile + 32 * row, _mm512_setzero_si512());
+  for (int half = 0; half < 2 && half_rows(block.rows, half) > 0; ++half) {
+    bfloat16* tile = right_tile(block.packed, block.rows, block.feature, half);
+    for (int64_t row = 8; row < 16; ++row) store_pairs(_mm512_setzero_si512(), tile, block.rows, row);
   }
 }
 
@@ -127,15 +179,16 @@ inline void store_projections(const ExpertsArgs& args, const Sums& sums, const A
   }
 }
 
-// Adds a product to cleared sums, with one or two right tiles to a step.
+// The sums of a block of rows, of which there are few or more than a tile has columns.
 template <class Between>
-inline void multiply(bool two, const LeftTiles& left0, const LeftTiles& left1, const bfloat16* right, int64_t steps,
-                     int64_t prefetch_distance, Between&& between) {
+inline void multiply(const UnitWeights& weights, BlockRows rows, bfloat16* packed, int64_t steps,
+                     const ComingRows& coming, Between&& between) {
+  const RightTiles right = right_tiles(packed, rows);
   clear_tiles();
-  if (two) {
-    add_product<true>(left0, left1, right, 2 * kTileSize, steps, prefetch_distance, between);
+  if (rows.count > 16) {
+    add_product<true>(weights.left0, weights.left1, right, steps, coming, between);
   } else {
-    add_product<false>(left0, left1, right, 2 * kTileSize, steps, prefetch_distance, between);
+    add_product<false>(weights.left0, weights.left1, right, steps, coming, between);
   }
 }
 
@@ -200,37 +253,45 @@ void experts_pack(const ExpertsArgs& args, int64_t begin, int64_t end) {
 }
 
 void experts_activated(const ExpertsArgs& args, int64_t begin, int64_t end) {
-  configure_tiles();
+  TileSession session;
   Sums sums = {};
   ActivatedBlock pending;
   Leftover leftover;
   const auto store_part = [&](int part) { store_activated(sums, pending, part); };
   const int64_t steps = ceil_div(args.hidden, kDepth);
   constexpr int64_t kFeatures = kTileBlock / 2;
+  const auto weights_of = [&](int64_t g, int64_t unit) {
+    const auto rows_from = [&](const ExpertMatrices<const void>& matrices) {
+      return weight_rows(matrices, args.groups[g], unit * kFeatures, args.intermediate, args.hidden);
+    };
+    return UnitWeights{rows_from(args.gate), rows_from(args.up)};
+  };
   for_each_unit(args.group_count, begin, end, [&](int64_t g, int64_t unit) {
     const ExpertGroup& group = args.groups[g];
-    const int64_t feature = unit * kFeatures;
-    const LeftTiles gate = weight_rows(args.gate, group, feature, args.intermediate, args.hidden);
-    const LeftTiles up = weight_rows(args.up, group, feature, args.intermediate, args.hidden);
+    const UnitWeights weights = weights_of(g, unit);
+    const bool last = unit + 1 == blocks_of_group(g, args.group_count, begin, end).last;
+    const UnitWeights next = !last ? weights_of(g, unit + 1)
+                             : g + 1 < args.group_count
+                                 ? weights_of(g + 1, blocks_of_group(g + 1, args.group_count, begin, end).first)
+                                 : weights;
+    session.configure(group);
     for (int64_t block = group.first_block; block < group.first_block + block_count(group); ++block) {
       const BlockRows rows = rows_of(group, block);
-      const bool two = rows.count > 16;
-      multiply(two, gate, up, block_of(args.packed_input, block, args.hidden), steps,
-               block == group.first_block ? kFeatures * args.hidden : 0, [&] { leftover.do_one(store_part); });
+      multiply(weights, rows, block_of(args.packed_input, block, args.hidden), steps, coming_rows(next, group, block),
+               [&] { leftover.do_one(store_part); });
       leftover.do_all(store_part);
-      store_sums(two, sums);
-      pending = {rows, feature, gate.rows, block_of(args.activated, block, args.intermediate)};
-      leftover.start(two ? 16 : 8);
+      store_sums(rows.count > 16, sums);
+      pending = {rows, unit * kFeatures, weights.left0.rows, block_of(args.activated, block, args.intermediate)};
+      leftover.start(rows.count > 16 ? 16 : 8);
       clear_missing(args, pending);
       if (args.gate_projection != nullptr) store_projections(args, sums, pending);
     }
   });
   leftover.do_all(store_part);
-  release_tiles();
 }
 
 void experts_output(const ExpertsArgs& args, int64_t begin, int64_t end) {
-  configure_tiles();
+  TileSession session;
   Sums sums = {};
   OutputBlock pending;
   Leftover leftover;
@@ -238,27 +299,34 @@ void experts_output(const ExpertsArgs& args, int64_t begin, int64_t end) {
   const int64_t steps = ceil_div(args.intermediate, kDepth);
   const int64_t first = begin * kTileBlock;
   const int64_t last = smaller(end * kTileBlock, args.hidden);
+  const auto weights_of = [&](int64_t g, int64_t feature) {
+    const auto rows_from = [&](int64_t row) {
+      return weight_rows(args.down, args.groups[g], row, args.hidden, args.intermediate);
+    };
+    return UnitWeights{rows_from(feature), rows_from(feature + 16)};
+  };
   if (args.sums != nullptr) clear_sums(args, first, last);
   for (int64_t g = 0; g < args.group_count; ++g) {
     const ExpertGroup& group = args.groups[g];
+    session.configure(group);
     for (int64_t feature = first; feature < last; feature += kTileBlock) {
-      const LeftTiles down0 = weight_rows(args.down, group, feature, args.hidden, args.intermediate);
-      const LeftTiles down1 = weight_rows(args.down, group, feature + 16, args.hidden, args.intermediate);
+      const UnitWeights weights = weights_of(g, feature);
+      const UnitWeights next = feature + kTileBlock < last ? weights_of(g, feature + kTileBlock)
+                               : g + 1 < args.group_count  ? weights_of(g + 1, first)
+                                                           : weights;
       for (int64_t block = group.first_block; block < group.first_block + block_count(group); ++block) {
         const BlockRows rows = rows_of(group, block);
-        const bool two = rows.count > 16;
         if (args.sums != nullptr) prefetch_sums(args, {rows, feature});
-        multiply(two, down0, down1, block_of(args.activated, block, args.intermediate), steps,
-                 block == group.first_block ? kTileBlock * args.intermediate : 0, [&] { leftover.do_one(store_part); });
+        multiply(weights, rows, block_of(args.activated, block, args.intermediate), steps,
+                 coming_rows(next, group, block), [&] { leftover.do_one(store_part); });
         leftover.do_all(store_part);
-        store_sums(two, sums);
+        store_sums(rows.count > 16, sums);
         pending = {rows, feature};
         leftover.start(4);
       }
     }
   }
   leftover.do_all(store_part);
-  release_tiles();
   if (args.sums != nullptr) round_sums(args, first, last);
 }
 

@@ -176,7 +176,7 @@ void differentiate_weight(const ExpertGroup& group, const void* left, int64_t le
     const bfloat16* operand =
         block_of(const_cast<void*>(right), group.first_block, right_features) + column / 16 * kTileSize;
     clear_tiles();
-    add_product<true>(left0, left1, operand, packed_size(right_features), blocks, 0, kNothing);
+    add_product<true>(left0, left1, {operand, packed_size(right_features)}, blocks, {}, kNothing);
     if constexpr (sizeof(T) == sizeof(float)) {
       if (count == 32 && column + kColumns <= right_features) {
         float* corner = rows + column;
@@ -241,8 +241,8 @@ void experts_grad_activated(const ExpertsBackwardArgs& args, void* panel, int64_
       clear_tiles();
       // Rows of other groups may be multiplied too; nobody looks at their sums.
       add_product<true>(rows_to_multiply(grad, hidden, args.rows - row, hidden),
-                        rows_to_multiply(grad + 16 * hidden, hidden, args.rows - row - 16, hidden), down, 2 * kTileSize,
-                        ceil_div(hidden, kDepth), 0, kNothing);
+                        rows_to_multiply(grad + 16 * hidden, hidden, args.rows - row - 16, hidden),
+                        {down, 2 * kTileSize}, ceil_div(hidden, kDepth), {}, kNothing);
       Sums sums;
       store_sums(true, sums);
       differentiate_block(args, sums, {row, group.end - row, group.first_block + block, unit * kColumns});
@@ -267,8 +267,8 @@ void experts_grad_input(const ExpertsBackwardArgs& args, void* panels, int64_t b
       const auto add_rows = [&](void* packed_rows, const bfloat16* panel) {
         const bfloat16* rows = block_of(packed_rows, group.first_block + block, width);
         add_product<true>(rows_to_multiply(rows, padded, 16, padded),
-                          rows_to_multiply(rows + 16 * padded, padded, 16, padded), panel, 2 * kTileSize,
-                          padded / kDepth, 0, kNothing);
+                          rows_to_multiply(rows + 16 * padded, padded, 16, padded), {panel, 2 * kTileSize},
+                          padded / kDepth, {}, kNothing);
       };
       clear_tiles();
       add_rows(args.grad_gate_rows, gate);

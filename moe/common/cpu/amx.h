@@ -6,7 +6,7 @@
 // names then run up to twice as fast, even if they load some tiles twice.
 //
 // A left tile holds 16 rows of 32 elements, as they lie in memory. A right tile holds 32 rows of 16 columns as 16 pairs
-// of rows: [pair][column][2].
+// of rows: [pair][column][2]. Where there are fewer columns, narrower tiles take fewer lines of the cache.
 #pragma once
 
 #include "common/cpu/vec_avx512_bf16.h"
@@ -22,8 +22,11 @@ using namespace avx512_bf16;
 inline constexpr int64_t kTileSize = 512;  // elements
 inline constexpr int64_t kDepth = 32;      // terms of a sum that a tile holds
 
-// Sixteen rows and 64 bytes to each of the eight tiles.
-inline void configure_tiles() {
+// The names of sums, and of right tiles that may be narrow.
+inline constexpr int kNarrowTiles[] = {0, 1, 2, 3, 5};
+
+// Sixteen rows and 64 bytes to each of the eight tiles, but `columns` columns of 4 bytes to those of kNarrowTiles.
+inline void configure_tiles(int64_t columns = 16) {
   struct alignas(64) Configuration {
     uint8_t palette;
     uint8_t start_row;
@@ -37,6 +40,7 @@ inline void configure_tiles() {
     configuration.row_bytes[tile] = 64;
     configuration.rows[tile] = 16;
   }
+  for (const int tile : kNarrowTiles) configuration.row_bytes[tile] = static_cast<uint16_t>(4 * columns);
   __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
 }
 
