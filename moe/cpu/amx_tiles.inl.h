@@ -15,7 +15,7 @@ struct LeftTiles {
   int64_t step_stride;  // from tile to tile
   int64_t rows;
   int64_t columns;
-  bool once = false;  // whether no other product needs them, so that they need not stay in the caches
+  bool once = false;  // whether no product needs them soon, so that they need not stay in the caches
 };
 
 // One right tile after the other, or twos of them, the second of which lies kTileSize elements behind the first.
@@ -23,6 +23,7 @@ struct RightTiles {
   const bfloat16* data;
   int64_t step_stride;
   int64_t columns = 16;
+  bool once = false;  // as for left tiles
 };
 
 // Rows [first, last) of two left tiles that another product will need soon.
@@ -74,11 +75,21 @@ inline void clear_tiles() {
   _tile_zero(3);
 }
 
+// To tile 4.
 inline void load_left(const LeftTile& tile, bool once) {
   if (once) {
     _tile_stream_loadd(4, tile.data, tile.row_bytes);
   } else {
     _tile_loadd(4, tile.data, tile.row_bytes);
+  }
+}
+
+// To tile 5.
+inline void load_right(const bfloat16* tile, const RightTiles& right) {
+  if (right.once) {
+    _tile_stream_loadd(5, tile, 4 * right.columns);
+  } else {
+    _tile_loadd(5, tile, 4 * right.columns);
   }
 }
 
@@ -90,23 +101,22 @@ inline void add_product(const LeftTiles& left0, const LeftTiles& left1, const Ri
   alignas(64) bfloat16 copies[2][kTileSize];
   // The compiler does not know what memory the tiles are loaded from.
   __asm__ volatile("" : : "r"(copies) : "memory");
-  const int64_t right_bytes = 4 * right.columns;
   for (int64_t step = 0; step < steps; ++step) {
     const LeftTile a0 = left_tile(left0, step, copies[0]);
     const LeftTile a1 = left_tile(left1, step, copies[1]);
     __asm__ volatile("" : : : "memory");
     const bfloat16* b = right.data + step * right.step_stride;
-    _tile_loadd(5, b, right_bytes);
+    load_right(b, right);
     load_left(a0, left0.once);
     _tile_dpbf16ps(0, 4, 5);
     if constexpr (kTwo) {
-      _tile_loadd(5, b + kTileSize, right_bytes);
+      load_right(b + kTileSize, right);
       _tile_dpbf16ps(1, 4, 5);
     }
     load_left(a1, left1.once);
     if constexpr (kTwo) {
       _tile_dpbf16ps(3, 4, 5);
-      _tile_loadd(5, b, right_bytes);
+      load_right(b, right);
     }
     _tile_dpbf16ps(2, 4, 5);
     coming.fetch(step);

@@ -36,15 +36,16 @@ inline bfloat16* right_tile(bfloat16* packed, BlockRows rows, int64_t feature, i
   return packed + feature / kDepth * step_size + half * kTileSize;
 }
 
-inline RightTiles right_tiles(bfloat16* packed, BlockRows rows) {
-  return {packed, right_tile(packed, rows, kDepth, 0) - packed, rows.columns};
+inline RightTiles right_tiles(bfloat16* packed, BlockRows rows, bool once) {
+  return {packed, right_tile(packed, rows, kDepth, 0) - packed, rows.columns, once};
 }
 
 inline void store_pairs(__m512i pairs, bfloat16* tile, BlockRows rows, int64_t row) {
   _mm512_mask_storeu_epi32(tile + row * 2 * rows.columns, mask_of(Partial{static_cast<int>(rows.columns)}), pairs);
 }
 
-void pack_block(const ExpertsArgs& args, BlockRows rows, bfloat16* packed) {
+// What is packed stays out of the caches if there are many rows: much else will be read before it.
+void pack_block(const ExpertsArgs& args, BlockRows rows, bool many, bfloat16* packed) {
   for (int half = 0; half < 2; ++half) {
     const int64_t count = half_rows(rows, half);
     if (count == 0) return;
@@ -61,7 +62,13 @@ void pack_block(const ExpertsArgs& args, BlockRows rows, bfloat16* packed) {
       }
       transpose(elements);
       bfloat16* tile = right_tile(packed, rows, feature, half);
-      for (int64_t row = 0; row < 16; ++row) store_pairs(elements[row], tile, rows, row);
+      for (int64_t row = 0; row < 16; ++row) {
+        if (many) {
+          _mm512_stream_si512(reinterpret_cast<__m512i*>(tile + 32 * row), elements[row]);
+        } else {
+          store_pairs(elements[row], tile, rows, row);
+        }
+      }
     }
   }
 }
@@ -98,6 +105,9 @@ struct UnitWeights {
   LeftTiles left0;
   LeftTiles left1;
 };
+
+// Steps of a unit's weights that the first cache holds, 2 KiB each, besides what passes through.
+inline constexpr int64_t kCachedSteps = 16;
 
 // Up to so many rows of a group its own loads of weights are as fast as the memory, and fetching ahead is in their way.
 inline constexpr int64_t kUnfetchedRows = 8;
@@ -179,11 +189,11 @@ inline void store_projections(const ExpertsArgs& args, const Sums& sums, const A
   }
 }
 
-// The sums of a block of rows, of which there are few or more than a tile has columns.
+// The sums of a block of rows. If there are more blocks and the weights fit into the first cache, they stay there.
 template <class Between>
 inline void multiply(const UnitWeights& weights, BlockRows rows, bfloat16* packed, int64_t steps,
                      const ComingRows& coming, Between&& between) {
-  const RightTiles right = right_tiles(packed, rows);
+  const RightTiles right = right_tiles(packed, rows, !weights.left0.once && steps <= kCachedSteps);
   clear_tiles();
   if (rows.count > 16) {
     add_product<true>(weights.left0, weights.left1, right, steps, coming, between);
@@ -247,9 +257,10 @@ void experts_pack(const ExpertsArgs& args, int64_t begin, int64_t end) {
     const ExpertGroup& group = args.groups[g];
     for (int64_t block = larger(begin, group.first_block); block < smaller(end, group.first_block + block_count(group));
          ++block) {
-      pack_block(args, rows_of(group, block), block_of(args.packed_input, block, args.hidden));
+      pack_block(args, rows_of(group, block), block_count(group) > 1, block_of(args.packed_input, block, args.hidden));
     }
   }
+  _mm_sfence();
 }
 
 void experts_activated(const ExpertsArgs& args, int64_t begin, int64_t end) {
