@@ -31,6 +31,7 @@ class ThreadScratch {
   size_t bytes() const { return cpu::Workspace::size_of<float>(floats_ * ranges_); }
   void take(cpu::Workspace& workspace) { memory_ = workspace.take<float>(floats_ * ranges_); }
   float* at(int64_t range) const { return memory_ + range * floats_; }
+  int64_t ranges() const { return ranges_; }
 
  private:
   int64_t floats_;
@@ -38,12 +39,20 @@ class ThreadScratch {
   float* memory_ = nullptr;
 };
 
-// Calls body(scratch, begin, end) on ranges of `count` units, which are `work` multiplications in all.
+// Calls body(scratch, begin, end) on ranges of `count` units, which are `work` multiplications in all. Each thread takes
+// one range after the other, so that one whose core is slower takes fewer of them.
 template <class Body>
 void for_each_range(int64_t count, int64_t work, const ThreadScratch& scratch, const Body& body) {
-  std::atomic<int64_t> ranges{0};
-  cpu::parallel_for(count, work / (count + 1) + 1,
-                    [&](int64_t begin, int64_t end) { body(scratch.at(ranges++), begin, end); });
+  constexpr int64_t kRangesPerThread = 8;
+  const int64_t size = cpu::ceil_div(count, scratch.ranges() * kRangesPerThread);
+  std::atomic<int64_t> threads{0};
+  std::atomic<int64_t> next{0};
+  cpu::parallel_for(count, work / (count + 1) + 1, [&](int64_t, int64_t) {
+    float* const memory = scratch.at(threads++);
+    for (int64_t begin = next.fetch_add(size); begin < count; begin = next.fetch_add(size)) {
+      body(memory, begin, begin + size < count ? begin + size : count);
+    }
+  });
 }
 
 }  // namespace rudnn
