@@ -19,6 +19,17 @@ namespace {
 
 inline int64_t packed(int64_t dim) { return round_up(dim, kPackedDim); }
 
+inline uint32_t first_bits(int64_t count) { return static_cast<uint32_t>((uint64_t{1} << count) - 1); }
+
+// Denormals become 0.
+template <>
+inline void store_row<bfloat16>(const float* sums, float factor, int64_t dim, bfloat16* output) {
+  for (int64_t i = 0; i < dim; i += kWidth) {
+    const auto columns = static_cast<__mmask16>(first_bits(smaller(dim - i, kWidth)));
+    _mm256_mask_storeu_epi16(output + i, columns, narrow(load(sums + i, Full{}) * broadcast(factor)));
+  }
+}
+
 inline bfloat16* as_bfloat16(float* memory) { return reinterpret_cast<bfloat16*>(memory); }
 
 // 2^x for x < 100 with a relative error of 4e-6; 0 below -100, so that no product is denormal; NaN for NaN.
@@ -95,14 +106,18 @@ struct RowPointers {
   const bfloat16* rows[kMaxRowTile] = {};
 };
 
-// Rows as a right operand of `halves` tiles to a step, whose columns they are; 0 in columns without a row.
+// Rows, of which the first exists, as a right operand of `halves` tiles to a step, whose columns they are; 0 in columns
+// without a row.
 inline void pack_columns(const bfloat16* const* rows, int64_t dim, int64_t halves, bfloat16* right) {
   for (int64_t half = 0; half < halves; ++half) {
     for (int64_t column = 0; column < dim; column += kPackedDim) {
+      const int64_t count = smaller(dim - column, kPackedDim);
       __m512i elements[16];
+#pragma GCC unroll 16
       for (int64_t i = 0; i < 16; ++i) {
         const bfloat16* row = rows[16 * half + i];
-        elements[i] = row != nullptr ? load_row(row, column, dim) : _mm512_setzero_si512();
+        const __mmask32 there = row != nullptr ? first_bits(count) : 0;
+        elements[i] = _mm512_maskz_loadu_epi16(there, (row != nullptr ? row : rows[0]) + column);
       }
       transpose(elements);
       store_tile(elements, right + (column / kPackedDim * halves + half) * 512);
@@ -204,6 +219,12 @@ void pack_chunk(const PackedHead& head, int64_t chunk) {
   const AttentionProblem& problem = head.problem;
   const int64_t key = chunk * kKeyChunk;
   const int64_t count = smaller(kKeyChunk, problem.keys - key);
+  // The values of the next chunk: the hardware foresees too little of rows that are read in columns.
+  for (int64_t row = key + kKeyChunk; row < smaller(key + 2 * kKeyChunk, problem.keys); ++row) {
+    constexpr int64_t kLine = 64 / sizeof(bfloat16);
+    const bfloat16* values = head.value_rows + row * problem.value.row_stride;
+    for (int64_t column = 0; column < problem.value_dim; column += kLine) __builtin_prefetch(values + column);
+  }
   if (chunk >= head.first_packed) {
     copy_rows(head.key_rows + key * problem.key.row_stride, problem.key.row_stride, count, problem.head_dim,
               head.packed_chunk(chunk));
@@ -214,7 +235,7 @@ void pack_chunk(const PackedHead& head, int64_t chunk) {
 }
 
 // While a chunk is worked on, the bias of the one that comes so many chunks later is fetched.
-inline constexpr int64_t kBiasAhead = 3;
+inline constexpr int64_t kBiasAhead = 2;
 
 // Chunks of keys whose weights are multiplied by their values together.
 inline constexpr int64_t kRunChunks = 4;
@@ -281,8 +302,6 @@ struct KeptKeys {
   alignas(64) uint32_t of_row[kAcceleratedRows];
 };
 
-inline uint32_t first_bits(int64_t count) { return static_cast<uint32_t>((uint64_t{1} << count) - 1); }
-
 // What the mask keeps of a chunk of `count` keys. Returns whether that is any.
 inline bool keep_by_mask(const ScoreOperand& mask, const OperandRows& rows, const RowTile& tile, int64_t key,
                          int64_t count, KeptKeys& kept) {
@@ -324,28 +343,44 @@ inline void transpose_chunk_bias(const OperandRows& bias, int64_t key, int64_t c
   transpose_bias<T>(bias, key, count, terms);
 }
 
-// Neighbouring keys stay pairs while rows become columns.
+// Terms of neighbouring keys in lanes that are rows of a bias.
+struct TermPairs {
+  // Those of 16 rows for a chunk of `count` keys, 0 from `count` on. Neighbours stay pairs while rows become columns.
+  [[gnu::always_inline]] TermPairs(const OperandRows& bias, int64_t first_row, int64_t key, int64_t count) {
+#pragma GCC unroll 16
+    for (int row = 0; row < 16; ++row) pairs[row] = load_row(bias.at<bfloat16>(first_row + row, key), 0, count);
+    transpose(pairs);
+  }
+
+  Vec even(int pair) const { return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs[pair], 16))}; }
+  Vec odd(int pair) const { return {_mm512_castsi512_ps(_mm512_and_si512(pairs[pair], _mm512_set1_epi32(-65536)))}; }
+
+  __m512i pairs[16];
+};
+
 template <>
 inline void transpose_chunk_bias<bfloat16>(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
-    __m512i pairs[16];
-    for (int row = 0; row < 16; ++row) pairs[row] = load_row(bias.at<bfloat16>(first_row + row, key), 0, count);
-    transpose(pairs);
-    for (int k = 0; k < 16; ++k) {
-      float* even = terms + 2 * k * kAcceleratedRows + first_row;
-      _mm512_store_si512(even, _mm512_slli_epi32(pairs[k], 16));
-      _mm512_store_si512(even + kAcceleratedRows, _mm512_and_si512(pairs[k], _mm512_set1_epi32(-65536)));
+    const TermPairs rows(bias, first_row, key, count);
+    for (int pair = 0; pair < 16; ++pair) {
+      float* place = terms + 2 * pair * kAcceleratedRows + first_row;
+      store(place, rows.even(pair), Full{});
+      store(place + kAcceleratedRows, rows.odd(pair), Full{});
     }
   }
 }
 
-// Addends of the bias alone for a chunk of `count` keys.
+// Addends of the bias alone for a chunk of `count` keys, which are not filled if its terms are added from its rows.
 inline Addends fill_chunk_addends(const AttentionProblem& problem, const OperandRows& rows, const RowTile& tile,
-                                  int64_t key, int64_t count, float* addends) {
+                                  bool from_rows, int64_t key, int64_t count, float* addends) {
   const ScoreOperand& bias = problem.bias;
   if (bias.data == nullptr) return Addends::kNone;
   if (has_rows_of_keys(bias, tile)) {
+    constexpr uint16_t kExcluded = 0xff80;  // -inf
+    // Most often the very first key is left.
+    if (from_rows && *rows.at<uint16_t>(0, key) != kExcluded) return Addends::kSome;
     if (!any_left(rows, problem.bias_dtype, key, count)) return Addends::kNothingLeft;
+    if (from_rows) return Addends::kSome;
     visit_dtype(problem.bias_dtype, [&](auto element) {
       transpose_chunk_bias<typename decltype(element)::type>(rows, key, count, addends);
     });
@@ -359,6 +394,7 @@ inline Addends fill_chunk_addends(const AttentionProblem& problem, const Operand
 // A chunk of keys that a tile of rows attends to.
 struct KeyChunk {
   int64_t index = 0;
+  int64_t count = 0;  // of keys
   bool exists = false;
   Addends addends = Addends::kNone;
   bool some_excluded = false;  // those that are not kept
@@ -367,13 +403,14 @@ struct KeyChunk {
 
 // The first chunk of those before key `end`, from `index` on, in which something takes part.
 inline void find_chunk(const AttentionProblem& problem, const OperandRows& mask_rows, const OperandRows& bias_rows,
-                       const RowTile& tile, const TileKeys& tile_keys, int64_t index, int64_t end, float* addends,
-                       KeyChunk& chunk) {
+                       const RowTile& tile, const TileKeys& tile_keys, bool bias_from_rows, int64_t index, int64_t end,
+                       float* addends, KeyChunk& chunk) {
   for (; index * kKeyChunk < end; ++index) {
     const int64_t key = index * kKeyChunk;
     const int64_t count = smaller(kKeyChunk, end - key);
     chunk.index = index;
-    chunk.addends = fill_chunk_addends(problem, bias_rows, tile, key, count, addends);
+    chunk.count = count;
+    chunk.addends = fill_chunk_addends(problem, bias_rows, tile, bias_from_rows, key, count, addends);
     if (chunk.addends == Addends::kNothingLeft) continue;
     const bool partial = !tile_keys.all_have(key, key + kKeyChunk);
     chunk.some_excluded = partial || problem.mask.data != nullptr;
@@ -405,9 +442,11 @@ class Weighing {
  public:
   // What a bias of -inf excludes does not show even if its product is not finite where `products_finite` is false;
   // where it is true, the sum of the weights becomes NaN.
-  Weighing(const SoftmaxScoring& scoring, bool products_finite, const TileState& state, const TileMemory& memory)
+  Weighing(const SoftmaxScoring& scoring, const OperandRows* bias_rows, bool products_finite, const TileState& state,
+           const TileMemory& memory)
       : scoring_(scoring),
-        added_(products_finite && !scoring.scoring.capped && !scoring.direct),
+        bias_rows_(bias_rows),
+        added_(adds(scoring, products_finite)),
         memory_(memory),
         factor_(broadcast(scoring.factor)) {
     for (int half = 0; half < 2; ++half) {
@@ -416,6 +455,11 @@ class Weighing {
       sum_[half] = load(state.sum + half * kWidth, Full{});
       shifted_ |= _mm512_cmp_ps_mask(origin_[half].value, _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;
     }
+  }
+
+  // Whether a score is the scaled product and its term, whatever they are.
+  static bool adds(const SoftmaxScoring& scoring, bool products_finite) {
+    return products_finite && !scoring.scoring.capped && !scoring.direct;
   }
 
   // The state of rows of which there are but the sinks' scores, in `base` in units of log 2, and `sum`.
@@ -533,10 +577,32 @@ class Weighing {
         const __mmask16 has_key = _mm512_test_epi32_mask(kept, _mm512_set1_epi32(1 << key));
         return {_mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity), has_key, score.value)};
       };
+      if (bias_rows_ != nullptr) return add_bias_rows(chunk, half, scores, exclude);
       return finish_each(chunk.addends, scores, addends, exclude);
     }
     if (scoring_.direct) return max_of_column(scores, kKeyChunk, kAcceleratedRows);
-    return finish_each(chunk.addends, scores, addends, [](int64_t, Vec score) { return score; });
+    const auto keep = [](int64_t, Vec score) { return score; };
+    if (bias_rows_ != nullptr) return add_bias_rows(chunk, half, scores, keep);
+    return finish_each(chunk.addends, scores, addends, keep);
+  }
+
+  // Finishes scores with terms from rows of a bias, the last step of which is change(key, score).
+  template <class Change>
+  [[gnu::always_inline]] Vec add_bias_rows(const KeyChunk& chunk, int half, float* scores, Change&& change) {
+    const TermPairs terms(*bias_rows_, half * kWidth, chunk.index * kKeyChunk, chunk.count);
+    Vec maxima[2] = {broadcast(-kInfinity), broadcast(-kInfinity)};
+    const auto finish = [&](int64_t key, Vec term) __attribute__((always_inline)) {
+      float* place = scores + key * kAcceleratedRows;
+      const Vec score = change(key, fma(load(place, Full{}), scoring_.scoring.scale, term));
+      store(place, score, Full{});
+      maxima[key % 2] = max(score, maxima[key % 2]);
+    };
+#pragma GCC unroll 16
+    for (int pair = 0; pair < 16; ++pair) {
+      finish(2 * pair, terms.even(pair));
+      finish(2 * pair + 1, terms.odd(pair));
+    }
+    return max(maxima[0], maxima[1]);
   }
 
   // Finishes scores, the last step of which is change(key, score).
@@ -568,7 +634,8 @@ class Weighing {
   }
 
   const SoftmaxScoring& scoring_;
-  const bool added_;  // whether a score is the scaled product and its term, whatever they are
+  const OperandRows* const bias_rows_;  // of a bias whose terms are added from there, else null
+  const bool added_;
   const TileMemory& memory_;
   const Vec factor_;
   float* scores_ = nullptr;
@@ -657,8 +724,10 @@ void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_
   const OperandRows mask_rows(problem.mask, 1, tile, kAcceleratedRows);
   const OperandRows bias_rows(problem.bias, bias_bytes(problem), tile, kAcceleratedRows);
   ComingBias coming_bias(problem, bias_rows, has_rows_of_keys(problem.bias, tile));
+  const bool bias_from_rows = Weighing::adds(scoring, products_finite) && problem.bias_dtype == DType::kBFloat16 &&
+                              has_rows_of_keys(problem.bias, tile);
   const auto find = [&](int64_t index, KeyChunk& chunk) {
-    find_chunk(problem, mask_rows, bias_rows, tile, tile_keys, index, end, memory.addends, chunk);
+    find_chunk(problem, mask_rows, bias_rows, tile, tile_keys, bias_from_rows, index, end, memory.addends, chunk);
   };
   const auto multiply_keys = [&](const KeyChunk& chunk, float* scores, auto&& between) __attribute__((always_inline)) {
     const Rows keys = head.keys_of_chunk(chunk.index);
@@ -676,7 +745,7 @@ void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_
     multiply_values(head, run, blocks - run.blocks, state.output, has_output, idle);
     has_output = true;
   };
-  Weighing weighing(scoring, products_finite, state, memory);
+  Weighing weighing(scoring, bias_from_rows ? &bias_rows : nullptr, products_finite, state, memory);
   find(larger(first_key, tile_keys.first()) / kKeyChunk, chunks[0]);
   if (chunks[0].exists) multiply_keys(chunks[0], memory.scores[0], idle);
   for (; chunks[turn].exists; turn = 1 - turn) {

@@ -10,7 +10,7 @@ namespace {
 // The compiler does not know what memory the tiles are loaded from.
 inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
 
-// Products by tiles.
+// Products by tiles. Left tiles serve one product each, so they pass by the first cache and leave it to the right ones.
 struct Products {
   class Session {
    public:
@@ -44,7 +44,7 @@ struct Products {
       }
       for (int64_t step = 0; step < steps; ++step) {
         const bfloat16* columns = right + step * 2 * kTileSize;
-        _tile_loadd(2, half_left + step * step_stride, 2 * row_stride);
+        _tile_stream_loadd(2, half_left + step * step_stride, 2 * row_stride);
         _tile_loadd(3, columns, 64);
         _tile_dpbf16ps(0, 2, 3);
         _tile_loadd(3, columns + kTileSize, 64);
@@ -64,9 +64,9 @@ struct Products {
     for (int64_t step = 0; step < steps; ++step) {
       const bfloat16* rows = left + step * step_stride;
       _tile_loadd(3, right + step * kTileSize, 64);
-      _tile_loadd(2, rows, 2 * row_stride);
+      _tile_stream_loadd(2, rows, 2 * row_stride);
       _tile_dpbf16ps(0, 2, 3);
-      _tile_loadd(2, rows + 16 * row_stride, 2 * row_stride);
+      _tile_stream_loadd(2, rows + 16 * row_stride, 2 * row_stride);
       _tile_dpbf16ps(1, 2, 3);
     }
     _tile_stored(0, result, 64);
