@@ -39,8 +39,8 @@ class ThreadScratch {
   float* memory_ = nullptr;
 };
 
-// Calls body(scratch, begin, end) on ranges of `count` units, which are `work` multiplications in all. Each thread takes
-// one range after the other, so that one whose core is slower takes fewer of them.
+// Calls body(scratch, begin, end) on ranges of `count` units, which are `work` multiplications in all. Each thread
+// takes one range after the other, so that one whose core is slower takes fewer of them.
 template <class Body>
 void for_each_range(int64_t count, int64_t work, const ThreadScratch& scratch, const Body& body) {
   constexpr int64_t kRangesPerThread = 8;
