@@ -38,7 +38,7 @@ void take_splits(cpu::Workspace& workspace, AttentionArgs& args) {
   args.split_sum = workspace.take<float>(split_rows(args));
 }
 
-// Runs units of a phase, each range of them with its own scratch.
+// Runs units of a phase, each thread with its own scratch.
 void run_phase(AttentionPhase* phase, const AttentionArgs& args, int64_t units, int64_t work, ThreadScratch scratch) {
   for_each_range(units, work, scratch,
                  [&](float* memory, int64_t begin, int64_t end) { phase(args, memory, begin, end); });

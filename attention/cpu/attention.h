@@ -124,7 +124,8 @@ struct RowTiles {
 
 // Floats of scratch that units [begin, end) of a phase need, whatever range it is, or floats of shared_rows.
 using AttentionScratch = int64_t(const AttentionProblem& problem);
-// The work of units [begin, end). Units may run at the same time, each range with its own scratch.
+// The work of units [begin, end). Units may run at the same time, each thread with its own scratch, which may hold what
+// earlier units left.
 using AttentionPhase = void(const AttentionArgs& args, float* scratch, int64_t begin, int64_t end);
 using AttentionBackwardPhase = void(const AttentionBackwardArgs& args, float* scratch, int64_t begin, int64_t end);
 

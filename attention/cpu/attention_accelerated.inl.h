@@ -21,7 +21,7 @@ inline int64_t packed(int64_t dim) { return round_up(dim, kPackedDim); }
 
 inline uint32_t first_bits(int64_t count) { return static_cast<uint32_t>((uint64_t{1} << count) - 1); }
 
-// Denormals become 0.
+// By one instruction, to which denormals are 0.
 template <>
 inline void store_row<bfloat16>(const float* sums, float factor, int64_t dim, bfloat16* output) {
   for (int64_t i = 0; i < dim; i += kWidth) {
@@ -112,6 +112,7 @@ inline void pack_columns(const bfloat16* const* rows, int64_t dim, int64_t halve
   for (int64_t half = 0; half < halves; ++half) {
     for (int64_t column = 0; column < dim; column += kPackedDim) {
       const int64_t count = smaller(dim - column, kPackedDim);
+      // Without branches, so that they stay in registers.
       __m512i elements[16];
 #pragma GCC unroll 16
       for (int64_t i = 0; i < 16; ++i) {
@@ -234,7 +235,8 @@ void pack_chunk(const PackedHead& head, int64_t chunk) {
                       problem.value_dim, head.values + chunk * head.value_stride);
 }
 
-// While a chunk is worked on, the bias of the one that comes so many chunks later is fetched.
+// While a chunk is worked on, the bias of the one that comes so many chunks later is fetched. It is needed a chunk
+// earlier where it does not wait for the products.
 inline constexpr int64_t kBiasAhead = 2;
 
 // Chunks of keys whose weights are multiplied by their values together.
@@ -352,8 +354,11 @@ struct TermPairs {
     transpose(pairs);
   }
 
-  Vec even(int pair) const { return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs[pair], 16))}; }
-  Vec odd(int pair) const { return {_mm512_castsi512_ps(_mm512_and_si512(pairs[pair], _mm512_set1_epi32(-65536)))}; }
+  Vec of_key(int64_t key) const {
+    const __m512i pair = pairs[key / 2];
+    const __m512i term = key % 2 == 0 ? _mm512_slli_epi32(pair, 16) : _mm512_and_si512(pair, _mm512_set1_epi32(-65536));
+    return {_mm512_castsi512_ps(term)};
+  }
 
   __m512i pairs[16];
 };
@@ -362,15 +367,13 @@ template <>
 inline void transpose_chunk_bias<bfloat16>(const OperandRows& bias, int64_t key, int64_t count, float* terms) {
   for (int64_t first_row = 0; first_row < kAcceleratedRows; first_row += kWidth) {
     const TermPairs rows(bias, first_row, key, count);
-    for (int pair = 0; pair < 16; ++pair) {
-      float* place = terms + 2 * pair * kAcceleratedRows + first_row;
-      store(place, rows.even(pair), Full{});
-      store(place + kAcceleratedRows, rows.odd(pair), Full{});
-    }
+#pragma GCC unroll 32
+    for (int64_t i = 0; i < kKeyChunk; ++i) store(terms + i * kAcceleratedRows + first_row, rows.of_key(i), Full{});
   }
 }
 
-// Addends of the bias alone for a chunk of `count` keys, which are not filled if its terms are added from its rows.
+// Addends of the bias alone for a chunk of `count` keys; with `from_rows` only whether any key is left, since Weighing
+// adds the terms.
 inline Addends fill_chunk_addends(const AttentionProblem& problem, const OperandRows& rows, const RowTile& tile,
                                   bool from_rows, int64_t key, int64_t count, float* addends) {
   const ScoreOperand& bias = problem.bias;
@@ -440,6 +443,7 @@ struct Run {
 // What it holds is in registers only as long as all that refers to it is inlined.
 class Weighing {
  public:
+  // bias_rows are those of a bias whose terms are added from there, which needs adds(); else null.
   // What a bias of -inf excludes does not show even if its product is not finite where `products_finite` is false;
   // where it is true, the sum of the weights becomes NaN.
   Weighing(const SoftmaxScoring& scoring, const OperandRows* bias_rows, bool products_finite, const TileState& state,
@@ -577,64 +581,48 @@ class Weighing {
         const __mmask16 has_key = _mm512_test_epi32_mask(kept, _mm512_set1_epi32(1 << key));
         return {_mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity), has_key, score.value)};
       };
-      if (bias_rows_ != nullptr) return add_bias_rows(chunk, half, scores, exclude);
-      return finish_each(chunk.addends, scores, addends, exclude);
+      return finish_each(chunk, half, scores, addends, exclude);
     }
     if (scoring_.direct) return max_of_column(scores, kKeyChunk, kAcceleratedRows);
-    const auto keep = [](int64_t, Vec score) { return score; };
-    if (bias_rows_ != nullptr) return add_bias_rows(chunk, half, scores, keep);
-    return finish_each(chunk.addends, scores, addends, keep);
-  }
-
-  // Finishes scores with terms from rows of a bias, the last step of which is change(key, score).
-  template <class Change>
-  [[gnu::always_inline]] Vec add_bias_rows(const KeyChunk& chunk, int half, float* scores, Change&& change) {
-    const TermPairs terms(*bias_rows_, half * kWidth, chunk.index * kKeyChunk, chunk.count);
-    Vec maxima[2] = {broadcast(-kInfinity), broadcast(-kInfinity)};
-    const auto finish = [&](int64_t key, Vec term) __attribute__((always_inline)) {
-      float* place = scores + key * kAcceleratedRows;
-      const Vec score = change(key, fma(load(place, Full{}), scoring_.scoring.scale, term));
-      store(place, score, Full{});
-      maxima[key % 2] = max(score, maxima[key % 2]);
-    };
-#pragma GCC unroll 16
-    for (int pair = 0; pair < 16; ++pair) {
-      finish(2 * pair, terms.even(pair));
-      finish(2 * pair + 1, terms.odd(pair));
-    }
-    return max(maxima[0], maxima[1]);
+    return finish_each(chunk, half, scores, addends, [](int64_t, Vec score) { return score; });
   }
 
   // Finishes scores, the last step of which is change(key, score).
   template <class Change>
-  [[gnu::always_inline]] Vec finish_each(Addends with_addends, float* scores, const float* addends, Change&& change) {
+  [[gnu::always_inline]] Vec finish_each(const KeyChunk& chunk, int half, float* scores, const float* addends,
+                                         Change&& change) {
     // Two, since each maximum waits for the one before it.
     Vec maxima[2] = {broadcast(-kInfinity), broadcast(-kInfinity)};
     const auto finish_by = [&](auto&& score_of) __attribute__((always_inline)) {
 #pragma GCC unroll 32
       for (int64_t key = 0; key < kKeyChunk; ++key) {
         const int64_t place = key * kAcceleratedRows;
-        const Vec score = change(key, score_of(load(scores + place, Full{}), addends + place));
+        const Vec score = change(key, score_of(key, load(scores + place, Full{})));
         store(scores + place, score, Full{});
         maxima[key % 2] = max(score, maxima[key % 2]);
       }
     };
-    if (scoring_.direct) {
-      finish_by([](Vec product, const float*) { return product; });
-    } else if (added_ && with_addends == Addends::kSome) {
-      finish_by(
-          [&](Vec product, const float* addend) { return fma(product, scoring_.scoring.scale, load(addend, Full{})); });
+    if (bias_rows_ != nullptr) {
+      const TermPairs terms(*bias_rows_, half * kWidth, chunk.index * kKeyChunk, chunk.count);
+      finish_by([&](int64_t key, Vec product)
+                    __attribute__((always_inline)) { return fma(product, scoring_.scoring.scale, terms.of_key(key)); });
+    } else if (scoring_.direct) {
+      finish_by([](int64_t, Vec product) { return product; });
+    } else if (added_ && chunk.addends == Addends::kSome) {
+      finish_by([&](int64_t key, Vec product) {
+        return fma(product, scoring_.scoring.scale, load(addends + key * kAcceleratedRows, Full{}));
+      });
     } else {
       for (int64_t place = 0; place < kKeyChunk * kAcceleratedRows; place += kAcceleratedRows) {
-        store(scores + place, scoring_.finish(load(scores + place, Full{}), with_addends, addends + place), Full{});
+        store(scores + place, scoring_.finish(load(scores + place, Full{}), chunk.addends, addends + place), Full{});
       }
-      finish_by([](Vec score, const float*) { return score; });
+      finish_by([](int64_t, Vec score) { return score; });
     }
     return max(maxima[0], maxima[1]);
   }
 
   const SoftmaxScoring& scoring_;
-  const OperandRows* const bias_rows_;  // of a bias whose terms are added from there, else null
+  const OperandRows* const bias_rows_;
   const bool added_;
   const TileMemory& memory_;
   const Vec factor_;
@@ -776,7 +764,7 @@ void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_
     const int64_t due = complete.chunks == 0 ? 0 : run.chunks * blocks / kRunChunks - complete.blocks;
     const int64_t pauses = Products::kPauses * ((next.exists ? steps : 0) + due * complete.chunks);
     const int64_t parts = pauses == 0 ? 0 : ceil_div(Weighing::kParts, pauses);
-    coming_bias.start((chunk.index + kBiasAhead) * kKeyChunk, kKeyChunk, pauses);
+    coming_bias.start((chunk.index + kBiasAhead + (bias_from_rows ? 0 : 1)) * kKeyChunk, kKeyChunk, pauses);
     const auto work = [&]() __attribute__((always_inline)) {
       for (int64_t part = 0; part < parts; ++part) weighing.do_part();
       coming_bias.fetch_some();

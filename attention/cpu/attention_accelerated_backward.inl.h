@@ -123,8 +123,7 @@ inline void load_grad_rows(const AttentionBackwardArgs& args, const RowTile& til
   const int64_t dim = packed(problem.head_dim), value_dim = packed(problem.value_dim);
   const RowPointers queries(problem.query, tile);
   const RowPointers grad(args.grad, tile);
-  for (int64_t subtile = 0; subtile < kSubtiles; ++subtile) {
-    const int64_t row = subtile * kLanes;
+  for (int64_t row = 0; row < tile.rows(); row += kLanes) {
     pack_columns(queries.rows + row, problem.head_dim, 2, rows.queries + row * dim);
     pack_columns(grad.rows + row, problem.value_dim, 2, rows.grad + row * value_dim);
   }

@@ -10,7 +10,8 @@ namespace {
 // The compiler does not know what memory the tiles are loaded from.
 inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
 
-// Products by tiles. Left tiles serve one product each, so they pass by the first cache and leave it to the right ones.
+// Products by tiles. Left tiles, which serve one product each in the forward, pass by the first cache and leave it to
+// the right ones.
 struct Products {
   class Session {
    public:

@@ -1,6 +1,5 @@
 // Products of bfloat16 matrices by AMX tiles. Include first in a file, before the code that uses it; between
-// configure_tiles() and release_tiles() a thread may multiply. Right tiles come in twos, for 32 columns, one after the
-// other.
+// configure_tiles() and release_tiles() a thread may multiply.
 #include "common/cpu/amx.h"
 #include "cpu/experts.h"
 #include "cpu/experts_units.inl.h"
@@ -15,15 +14,15 @@ struct LeftTiles {
   int64_t step_stride;  // from tile to tile
   int64_t rows;
   int64_t columns;
-  bool once = false;  // whether no product needs them soon, so that they need not stay in the caches
+  bool streamed = false;  // whether they need not stay in the caches
 };
 
 // One right tile after the other, or twos of them, the second of which lies kTileSize elements behind the first.
 struct RightTiles {
   const bfloat16* data;
   int64_t step_stride;
-  int64_t columns = 16;
-  bool once = false;  // as for left tiles
+  int64_t tile_columns = 16;
+  bool streamed = false;
 };
 
 // Rows [first, last) of two left tiles that another product will need soon.
@@ -63,6 +62,9 @@ inline LeftTile left_tile(const LeftTiles& tiles, int64_t step, bfloat16* copy) 
   return {tiles.data + step * tiles.step_stride, 2 * tiles.row_stride};
 }
 
+// The tiles of sums and of right operands, which may have fewer columns.
+inline constexpr unsigned kNarrowTiles = 0b101111;
+
 // Sums of 32 rows by 32 columns: tile 2 * i + j has rows 16 i.. and columns 16 j..
 struct Sums {
   alignas(64) float tiles[4][16][16];
@@ -76,8 +78,8 @@ inline void clear_tiles() {
 }
 
 // To tile 4.
-inline void load_left(const LeftTile& tile, bool once) {
-  if (once) {
+inline void load_left(const LeftTile& tile, bool streamed) {
+  if (streamed) {
     _tile_stream_loadd(4, tile.data, tile.row_bytes);
   } else {
     _tile_loadd(4, tile.data, tile.row_bytes);
@@ -86,10 +88,10 @@ inline void load_left(const LeftTile& tile, bool once) {
 
 // To tile 5.
 inline void load_right(const bfloat16* tile, const RightTiles& right) {
-  if (right.once) {
-    _tile_stream_loadd(5, tile, 4 * right.columns);
+  if (right.streamed) {
+    _tile_stream_loadd(5, tile, 4 * right.tile_columns);
   } else {
-    _tile_loadd(5, tile, 4 * right.columns);
+    _tile_loadd(5, tile, 4 * right.tile_columns);
   }
 }
 
@@ -107,13 +109,13 @@ inline void add_product(const LeftTiles& left0, const LeftTiles& left1, const Ri
     __asm__ volatile("" : : : "memory");
     const bfloat16* b = right.data + step * right.step_stride;
     load_right(b, right);
-    load_left(a0, left0.once);
+    load_left(a0, left0.streamed);
     _tile_dpbf16ps(0, 4, 5);
     if constexpr (kTwo) {
       load_right(b + kTileSize, right);
       _tile_dpbf16ps(1, 4, 5);
     }
-    load_left(a1, left1.once);
+    load_left(a1, left1.streamed);
     if constexpr (kTwo) {
       _tile_dpbf16ps(3, 4, 5);
       load_right(b, right);

@@ -30,22 +30,20 @@ inline BlockRows rows_of(const ExpertGroup& group, int64_t block) {
 
 inline int64_t half_rows(BlockRows rows, int half) { return larger(smaller(rows.count - 16 * half, 16), 0); }
 
-// The tile for a half of the rows of a block in the step that has a feature, and the tiles from there on.
-inline bfloat16* right_tile(bfloat16* packed, BlockRows rows, int64_t feature, int half) {
-  const int64_t step_size = rows.columns == 16 ? 2 * kTileSize : kDepth * rows.columns;
-  return packed + feature / kDepth * step_size + half * kTileSize;
-}
+// Elements of a step.
+inline int64_t step_size(BlockRows rows) { return rows.columns == 16 ? 2 * kTileSize : kDepth * rows.columns; }
 
-inline RightTiles right_tiles(bfloat16* packed, BlockRows rows, bool once) {
-  return {packed, right_tile(packed, rows, kDepth, 0) - packed, rows.columns, once};
+// The tile of a half of the rows of a block, in the step of a feature.
+inline bfloat16* right_tile(bfloat16* packed, BlockRows rows, int64_t feature, int half) {
+  return packed + feature / kDepth * step_size(rows) + half * kTileSize;
 }
 
 inline void store_pairs(__m512i pairs, bfloat16* tile, BlockRows rows, int64_t row) {
   _mm512_mask_storeu_epi32(tile + row * 2 * rows.columns, mask_of(Partial{static_cast<int>(rows.columns)}), pairs);
 }
 
-// What is packed stays out of the caches if there are many rows: much else will be read before it.
-void pack_block(const ExpertsArgs& args, BlockRows rows, bool many, bfloat16* packed) {
+// What is packed of a group of several blocks passes by the caches: much else will be read before it.
+void pack_block(const ExpertsArgs& args, BlockRows rows, bool several_blocks, bfloat16* packed) {
   for (int half = 0; half < 2; ++half) {
     const int64_t count = half_rows(rows, half);
     if (count == 0) return;
@@ -63,7 +61,7 @@ void pack_block(const ExpertsArgs& args, BlockRows rows, bool many, bfloat16* pa
       transpose(elements);
       bfloat16* tile = right_tile(packed, rows, feature, half);
       for (int64_t row = 0; row < 16; ++row) {
-        if (many) {
+        if (several_blocks) {
           _mm512_stream_si512(reinterpret_cast<__m512i*>(tile + 32 * row), elements[row]);
         } else {
           store_pairs(elements[row], tile, rows, row);
@@ -112,23 +110,27 @@ inline constexpr int64_t kCachedSteps = 16;
 // Up to so many rows of a group its own loads of weights are as fast as the memory, and fetching ahead is in their way.
 inline constexpr int64_t kUnfetchedRows = 8;
 
-// What a block fetches of the weights of the unit that comes next, so that the blocks of a group share the waiting.
-inline ComingRows coming_rows(const UnitWeights& next, const ExpertGroup& group, int64_t block) {
-  if (group.end - group.begin <= kUnfetchedRows) return {};
+// What a block fetches of the weights of the unit that comes next, if there is one, so that the blocks of a group share
+// the waiting.
+inline ComingRows coming_rows(const UnitWeights* next, const ExpertGroup& group, int64_t block) {
+  if (next == nullptr || group.end - group.begin <= kUnfetchedRows) return {};
   const int64_t blocks = block_count(group);
   const int64_t part = block - group.first_block;
-  return {next.left0.data, next.left1.data, next.left0.row_stride, 16 * part / blocks, 16 * (part + 1) / blocks};
+  return {next->left0.data, next->left1.data, next->left0.row_stride, 16 * part / blocks, 16 * (part + 1) / blocks};
 }
 
 // Tiles as wide as a group needs.
 class TileSession {
  public:
+  TileSession() = default;
+  TileSession(const TileSession&) = delete;
+  TileSession& operator=(const TileSession&) = delete;
   ~TileSession() {
     if (columns_ != 0) release_tiles();
   }
   void configure(const ExpertGroup& group) {
     const int64_t columns = columns_of(group);
-    if (columns != columns_) configure_tiles(columns);
+    if (columns != columns_) configure_tiles(kNarrowTiles, columns);
     columns_ = columns;
   }
 
@@ -189,11 +191,11 @@ inline void store_projections(const ExpertsArgs& args, const Sums& sums, const A
   }
 }
 
-// The sums of a block of rows. If there are more blocks and the weights fit into the first cache, they stay there.
+// The sums of a block of rows. Where several blocks need weights that fit into the first cache, packed rows pass by it.
 template <class Between>
-inline void multiply(const UnitWeights& weights, BlockRows rows, bfloat16* packed, int64_t steps,
+inline void multiply(const UnitWeights& weights, BlockRows rows, bool several_blocks, bfloat16* packed, int64_t steps,
                      const ComingRows& coming, Between&& between) {
-  const RightTiles right = right_tiles(packed, rows, !weights.left0.once && steps <= kCachedSteps);
+  const RightTiles right = {packed, step_size(rows), rows.columns, several_blocks && steps <= kCachedSteps};
   clear_tiles();
   if (rows.count > 16) {
     add_product<true>(weights.left0, weights.left1, right, steps, coming, between);
@@ -277,19 +279,24 @@ void experts_activated(const ExpertsArgs& args, int64_t begin, int64_t end) {
     };
     return UnitWeights{rows_from(args.gate), rows_from(args.up)};
   };
+  const auto units_of = [&](int64_t g) { return units_of_group(g, args.group_count, begin, end); };
   for_each_unit(args.group_count, begin, end, [&](int64_t g, int64_t unit) {
     const ExpertGroup& group = args.groups[g];
+    const bool several_blocks = block_count(group) > 1;
     const UnitWeights weights = weights_of(g, unit);
-    const bool last = unit + 1 == blocks_of_group(g, args.group_count, begin, end).last;
-    const UnitWeights next = !last ? weights_of(g, unit + 1)
-                             : g + 1 < args.group_count
-                                 ? weights_of(g + 1, blocks_of_group(g + 1, args.group_count, begin, end).first)
-                                 : weights;
+    int64_t next_group = g;
+    int64_t next_unit = unit + 1;
+    while (next_group < args.group_count && next_unit == units_of(next_group).last) {
+      ++next_group;
+      next_unit = units_of(next_group).first;
+    }
+    const bool has_next = next_group < args.group_count;
+    const UnitWeights next = has_next ? weights_of(next_group, next_unit) : UnitWeights();
     session.configure(group);
     for (int64_t block = group.first_block; block < group.first_block + block_count(group); ++block) {
       const BlockRows rows = rows_of(group, block);
-      multiply(weights, rows, block_of(args.packed_input, block, args.hidden), steps, coming_rows(next, group, block),
-               [&] { leftover.do_one(store_part); });
+      multiply(weights, rows, several_blocks, block_of(args.packed_input, block, args.hidden), steps,
+               coming_rows(has_next ? &next : nullptr, group, block), [&] { leftover.do_one(store_part); });
       leftover.do_all(store_part);
       store_sums(rows.count > 16, sums);
       pending = {rows, unit * kFeatures, weights.left0.rows, block_of(args.activated, block, args.intermediate)};
@@ -319,17 +326,20 @@ void experts_output(const ExpertsArgs& args, int64_t begin, int64_t end) {
   if (args.sums != nullptr) clear_sums(args, first, last);
   for (int64_t g = 0; g < args.group_count; ++g) {
     const ExpertGroup& group = args.groups[g];
+    const bool several_blocks = block_count(group) > 1;
     session.configure(group);
     for (int64_t feature = first; feature < last; feature += kTileBlock) {
       const UnitWeights weights = weights_of(g, feature);
-      const UnitWeights next = feature + kTileBlock < last ? weights_of(g, feature + kTileBlock)
-                               : g + 1 < args.group_count  ? weights_of(g + 1, first)
-                                                           : weights;
+      const bool last_of_group = feature + kTileBlock >= last;
+      const bool has_next = !last_of_group || g + 1 < args.group_count;
+      const UnitWeights next = !has_next       ? UnitWeights()
+                               : last_of_group ? weights_of(g + 1, first)
+                                               : weights_of(g, feature + kTileBlock);
       for (int64_t block = group.first_block; block < group.first_block + block_count(group); ++block) {
         const BlockRows rows = rows_of(group, block);
         if (args.sums != nullptr) prefetch_sums(args, {rows, feature});
-        multiply(weights, rows, block_of(args.activated, block, args.intermediate), steps,
-                 coming_rows(next, group, block), [&] { leftover.do_one(store_part); });
+        multiply(weights, rows, several_blocks, block_of(args.activated, block, args.intermediate), steps,
+                 coming_rows(has_next ? &next : nullptr, group, block), [&] { leftover.do_one(store_part); });
         leftover.do_all(store_part);
         store_sums(rows.count > 16, sums);
         pending = {rows, feature};

@@ -8,13 +8,13 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-struct BlockRange {
+struct UnitRange {
   int64_t first;
   int64_t last;
 };
 
-// The blocks of a group among units [begin, end), where unit u is block u / groups of group u % groups.
-inline BlockRange blocks_of_group(int64_t group, int64_t groups, int64_t begin, int64_t end) {
+// The blocks of a group's weights among units [begin, end), where unit u is block u / groups of group u % groups.
+inline UnitRange units_of_group(int64_t group, int64_t groups, int64_t begin, int64_t end) {
   return {(larger(begin - group, 0) + groups - 1) / groups, (larger(end - group, 0) + groups - 1) / groups};
 }
 
@@ -23,7 +23,7 @@ inline BlockRange blocks_of_group(int64_t group, int64_t groups, int64_t begin, 
 template <class Body>
 inline void for_each_unit(int64_t groups, int64_t begin, int64_t end, Body&& body) {
   for (int64_t group = 0; group < groups; ++group) {
-    const BlockRange blocks = blocks_of_group(group, groups, begin, end);
+    const UnitRange blocks = units_of_group(group, groups, begin, end);
     for (int64_t block = blocks.first; block < blocks.last; ++block) body(group, block);
   }
 }

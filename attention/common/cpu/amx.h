@@ -22,11 +22,9 @@ using namespace avx512_bf16;
 inline constexpr int64_t kTileSize = 512;  // elements
 inline constexpr int64_t kDepth = 32;      // terms of a sum that a tile holds
 
-// The names of sums, and of right tiles that may be narrow.
-inline constexpr int kNarrowTiles[] = {0, 1, 2, 3, 5};
-
-// Sixteen rows and 64 bytes to each of the eight tiles, but `columns` columns of 4 bytes to those of kNarrowTiles.
-inline void configure_tiles(int64_t columns = 16) {
+// Sixteen rows and 64 bytes to each of the eight tiles, but `columns` columns of 4 bytes to those whose bit is set in
+// `narrow`.
+inline void configure_tiles(unsigned narrow = 0, int64_t columns = 16) {
   struct alignas(64) Configuration {
     uint8_t palette;
     uint8_t start_row;
@@ -37,10 +35,9 @@ inline void configure_tiles(int64_t columns = 16) {
   Configuration configuration = {};
   configuration.palette = 1;
   for (int tile = 0; tile < 8; ++tile) {
-    configuration.row_bytes[tile] = 64;
+    configuration.row_bytes[tile] = static_cast<uint16_t>((narrow >> tile & 1) != 0 ? 4 * columns : 64);
     configuration.rows[tile] = 16;
   }
-  for (const int tile : kNarrowTiles) configuration.row_bytes[tile] = static_cast<uint16_t>(4 * columns);
   __asm__ volatile("ldtilecfg %0" : : "m"(configuration));
 }
 
