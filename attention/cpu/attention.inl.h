@@ -190,8 +190,8 @@ void merge_row(const AttentionArgs& args, int64_t index, float* sums) {
             lanes);
     });
   }
-  const float factor = finish_row(maximum, sum, args.lse + index);
-  store_row(sums, factor, dim, static_cast<T*>(args.output) + index * dim);
+  args.lse[index] = lse_of(maximum, sum);
+  store_row(sums, mean_factor(sum), dim, static_cast<T*>(args.output) + index * dim);
 }
 
 }  // namespace
@@ -216,7 +216,7 @@ void attention_tiles(const AttentionArgs& args, float* scratch, int64_t begin, i
       };
       attend_to_split(true);
       if (!all_finite({memory.output, memory.value_dim}, tile.rows(), memory.value_dim)) attend_to_split(false);
-      store_results<T>(args, tile, split, memory.output, memory.value_dim, memory.maximum, memory.sum);
+      store_results<T>(args, tile, split, memory.output, memory.value_dim, memory.maximum, memory.sum, memory.sum);
     }
   });
 }

@@ -251,13 +251,15 @@ struct TileState {
     origin = scratch.take(kAcceleratedRows);
     base = scratch.take(kAcceleratedRows);
     sum = scratch.take(kAcceleratedRows);
+    rounded_sum = scratch.take(kAcceleratedRows);
   }
 
-  bfloat16* queries = nullptr;  // right operand
-  float* output = nullptr;      // [Dv, lanes], nothing yet unless has_output
-  float* origin = nullptr;      // of scores
-  float* base = nullptr;        // what weights are relative to, in units of log 2 from the origin
-  float* sum = nullptr;         // of the weights
+  bfloat16* queries = nullptr;   // right operand
+  float* output = nullptr;       // [Dv, lanes], nothing yet unless has_output
+  float* origin = nullptr;       // of scores
+  float* base = nullptr;         // what weights are relative to, in units of log 2 from the origin
+  float* sum = nullptr;          // of the weights
+  float* rounded_sum = nullptr;  // of the weights as bfloat16: of a single key the output is its value
   bool has_output = false;
 };
 
@@ -457,6 +459,7 @@ class Weighing {
       origin_[half] = load(state.origin + half * kWidth, Full{});
       base_[half] = load(state.base + half * kWidth, Full{});
       sum_[half] = load(state.sum + half * kWidth, Full{});
+      rounded_sum_[half] = load(state.rounded_sum + half * kWidth, Full{});
       shifted_ |= _mm512_cmp_ps_mask(origin_[half].value, _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;
     }
   }
@@ -475,8 +478,10 @@ class Weighing {
                             _mm512_cmp_ps_mask(abs(base).value, _mm512_set1_ps(kInfinity), _CMP_LT_OQ);
       store(state.origin + lane, Vec{_mm512_maskz_div_ps(far, base.value, factor.value)}, Full{});
       base.value = _mm512_mask_mov_ps(base.value, far, _mm512_setzero_ps());
-      const Vec sum = load(state.sum + lane, Full{}) * exp2_or_zero(base - round_up(base));
-      store(state.sum + lane, where_less(base, broadcast(kLowest), broadcast(0.0f), sum), Full{});
+      const Vec weight = load(state.sum + lane, Full{}) * exp2_or_zero(base - round_up(base));
+      const Vec sum = where_less(base, broadcast(kLowest), broadcast(0.0f), weight);
+      store(state.sum + lane, sum, Full{});
+      store(state.rounded_sum + lane, sum, Full{});
       store(state.base + lane, round_up(base), Full{});
     }
   }
@@ -495,7 +500,7 @@ class Weighing {
       if (far != 0) {
         // Earlier weights vanish beside those of such a score.
         const Vec power = {_mm512_mask_mov_ps(_mm512_set1_ps(1.0f), far, _mm512_setzero_ps())};
-        sum_[half] = sum_[half] * power;
+        scale_sums(half, power);
         scale(half, power);
         origin_[half].value = _mm512_mask_mov_ps(origin_[half].value, far, largest.value);
         base_[half].value = _mm512_mask_mov_ps(base_[half].value, far, _mm512_setzero_ps());
@@ -510,7 +515,7 @@ class Weighing {
         base_[half].value = _mm512_mask_mov_ps(old_base.value, beyond, round_up(maximum).value);
         const Vec power = {
             _mm512_mask_scalef_ps(_mm512_set1_ps(1.0f), beyond, _mm512_set1_ps(1.0f), (old_base - base_[half]).value)};
-        sum_[half] = sum_[half] * power;
+        scale_sums(half, power);
         scale(half, power);
       }
       negative_base_[half] = -where_less(base_[half], broadcast(kLowest), broadcast(0.0f), base_[half]);
@@ -524,6 +529,7 @@ class Weighing {
     if (next_ == kParts) return;
     const float* scores = scores_ + 2 * next_ * kAcceleratedRows;
     bfloat16* pairs = weights_ + next_ * 32;
+    const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(kOne));
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const float* even_scores = scores + half * kWidth;
@@ -536,7 +542,9 @@ class Weighing {
       even = exp2_or_zero(fma(even, factor_, negative_base_[half]));
       odd = exp2_or_zero(fma(odd, factor_, negative_base_[half]));
       sum_[half] = sum_[half] + (even + odd);
-      _mm512_store_si512(pairs + half * 512, pairs_of(even, odd));
+      const __m512i both = pairs_of(even, odd);
+      rounded_sum_[half].value = _mm512_dpbf16_ps(rounded_sum_[half].value, reinterpret_cast<__m512bh>(both), ones);
+      _mm512_store_si512(pairs + half * 512, both);
     }
     ++next_;
   }
@@ -551,11 +559,13 @@ class Weighing {
       store(state.origin + half * kWidth, origin_[half], Full{});
       store(state.base + half * kWidth, base_[half], Full{});
       store(state.sum + half * kWidth, sum_[half], Full{});
+      store(state.rounded_sum + half * kWidth, rounded_sum_[half], Full{});
     }
   }
 
  private:
   static constexpr float kMostLog2 = 8;
+  static constexpr int16_t kOne = 0x3f80;  // as bfloat16
   // Larger scores, in units of log 2, get an origin: up to here a product's rounding changes weights by less than 1 %.
   static constexpr float kFarLog2 = 65536;
 
@@ -567,6 +577,11 @@ class Weighing {
     const __mmask16 first = _mm512_cmp_ps_mask(base_[half].value, _mm512_set1_ps(kLowest), _CMP_LT_OQ);
     const __mmask16 larger = _mm512_cmp_ps_mask(maximum.value, base_[half].value, _CMP_GT_OQ);
     return finite & ~near & (first | larger);
+  }
+
+  void scale_sums(int half, Vec power) {
+    sum_[half] = sum_[half] * power;
+    rounded_sum_[half] = rounded_sum_[half] * power;
   }
 
   static Vec round_up(Vec x) { return {_mm512_roundscale_ps(x.value, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}; }
@@ -634,6 +649,7 @@ class Weighing {
   Vec base_[2];  // of scores less their origin, in units of log 2
   Vec negative_base_[2];
   Vec sum_[2];
+  Vec rounded_sum_[2];
 };
 
 inline bool is_finite(float x) { return x - x == 0.0f; }
@@ -1146,7 +1162,7 @@ void attention_tiles(const AttentionArgs& args, float* scratch, int64_t begin, i
       }
       finish_tile(problem, state, memory);
       store_results<bfloat16>(args, tile, unit % args.splits, memory.output_rows, memory.value_dim, memory.maximum,
-                              state.sum);
+                              state.sum, state.rounded_sum);
     }
     unit += together;
   }
@@ -1164,7 +1180,7 @@ void attention_few(const AttentionArgs& args, float* scratch, int64_t begin, int
     const RowTile tile = row_tile(problem, kFewRows, head / problem.key_heads, head % problem.key_heads, 0);
     const auto attend_from = tile.rows() == 1 ? attend_one : attend_few;
     attend_from(problem, tile, split * args.split_keys, (split + 1) * args.split_keys, args.splits == 1, memory);
-    store_results<bfloat16>(args, tile, split, memory.output, memory.value_dim, memory.maximum, memory.sum);
+    store_results<bfloat16>(args, tile, split, memory.output, memory.value_dim, memory.maximum, memory.sum, memory.sum);
   }
 }
 

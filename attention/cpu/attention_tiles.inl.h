@@ -694,11 +694,11 @@ inline void add_product(Left<kTransposed> left, int64_t rows, const float* right
   }
 }
 
-// The logarithm of the sum of weights, and the factor that makes the sum of weighted values their mean.
-inline float finish_row(float maximum, float sum, float* lse) {
-  *lse = sum == 0.0f ? -kInfinity : maximum + __builtin_logf(sum);
-  return sum == 0.0f ? 0.0f : 1.0f / sum;
-}
+// The logarithm of the sum of weights.
+inline float lse_of(float maximum, float sum) { return sum == 0.0f ? -kInfinity : maximum + __builtin_logf(sum); }
+
+// The factor that makes a sum of weighted values their mean.
+inline float mean_factor(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 
 template <class T>
 inline void store_row(const float* sums, float factor, int64_t dim, T* output) {
@@ -710,24 +710,25 @@ inline int64_t row_index(const AttentionProblem& problem, int64_t batch, int64_t
   return (batch * problem.heads + head) * problem.queries + query;
 }
 
-// Stores what a tile has of its rows: sums of weighted values, with the maximum of the scores and the sum of the
-// weights.
+// Stores what a tile has of its rows: sums of weighted values, with the maximum of the scores, the sum of the weights,
+// and the sum of those weights as they were multiplied by the values, which may have been rounded.
 template <class T>
 void store_results(const AttentionArgs& args, const RowTile& tile, int64_t split, const float* sums, int64_t stride,
-                   const float* maximum, const float* sum) {
+                   const float* maximum, const float* sum, const float* multiplied_sum) {
   const AttentionProblem& problem = args.problem;
   const int64_t dim = problem.value_dim;
   for_each_row(tile, [&](int64_t row, int64_t head, int64_t query) {
     const int64_t index = row_index(problem, tile.batch, head, query);
     if (args.splits == 1) {
-      const float factor = finish_row(maximum[row], sum[row], args.lse + index);
-      store_row(sums + row * stride, factor, dim, static_cast<T*>(args.output) + index * dim);
+      args.lse[index] = lse_of(maximum[row], sum[row]);
+      store_row(sums + row * stride, mean_factor(multiplied_sum[row]), dim, static_cast<T*>(args.output) + index * dim);
       return;
     }
     const int64_t part = split * problem.batch * problem.heads * problem.queries + index;
     args.split_maximum[part] = maximum[row];
     args.split_sum[part] = sum[row];
-    store_row(sums + row * stride, 1.0f, dim, args.split_output + part * dim);
+    // The merge divides by the sum of the weights.
+    store_row(sums + row * stride, sum[row] * mean_factor(multiplied_sum[row]), dim, args.split_output + part * dim);
   });
 }
 

@@ -263,6 +263,25 @@ def test_what_is_excluded_never_shows_to_one_query(kernel, device, dtype, strate
         assert_bits_equal(found, clean)
 
 
+@by_size
+@by_strategy
+@pytest.mark.parametrize("others", [-torch.inf, -60.0], ids=["excluded", "vanishing"])
+def test_rows_of_one_key(kernel, device, dtype, strategy, others, shape):
+    """The bits of its value, and no gradient of scores: what weights are rounded to must not show."""
+    inputs = PLAIN.inputs(shape, dtype, device=device, requires_grad=True)
+    generator = torch.Generator().manual_seed(3)
+    chosen = torch.randint(shape.keys, (shape.batch, shape.heads, shape.queries), generator=generator).to(device)
+    seen = chosen[..., None] == torch.arange(shape.keys, device=device)
+    inputs["attn_bias"] = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, others)
+    output, _ = PLAIN.run(kernel, inputs, strategy)
+    groups = shape.heads // shape.key_heads
+    values = inputs["value"].detach().repeat_interleave(groups, 1)
+    assert_bits_equal(output.detach(), values.take_along_dim(chosen[..., None], 2))
+    found = gradients(output, inputs, random_gradient(output))
+    assert found["query"].float().abs().amax() < 1e-20
+    assert found["key"].float().abs().amax() < 1e-20
+
+
 @pytest.mark.small
 @by_strategy
 @pytest.mark.parametrize("sinks", [False, True], ids=["without_sinks", "with_sinks"])
