@@ -1,8 +1,9 @@
 // Attention by products of bfloat16 pairs. Include after a struct Products with
 //
 //   Session           what a thread must have while it multiplies
-//   multiply          32 rows of a left operand by 32 columns of a right one; it can take a function that is called
-//                     between products, for what else is to be done
+//   kPauses           how often multiply() pauses in a step
+//   multiply          32 rows of a left operand by 32 columns of a right one; in a pause it calls between(half), for
+//                     what else is to be done, with the std::integral_constant 0 and then 1
 //   multiply_narrow   32 rows by 16 columns
 //
 // of operands as common/cpu/amx.h lays them out: tile (i, step) of a left operand is 16 i rows and `step` times
@@ -12,6 +13,8 @@
 // Scores are products of keys and queries, so that rows of keys are left operands as they lie in memory and the maximum
 // over keys is taken across vectors. Two rows of weights make pairs for the product with the values, which are
 // transposed once for all tiles of rows.
+#include <type_traits>
+
 #include "cpu/attention_tiles.inl.h"
 
 namespace rudnn::RUDNN_ISA {
@@ -32,19 +35,24 @@ inline void store_row<bfloat16>(const float* sums, float factor, int64_t dim, bf
 
 inline bfloat16* as_bfloat16(float* memory) { return reinterpret_cast<bfloat16*>(memory); }
 
-// 2^x for x < 100 with a relative error of 4e-6; 0 below -100, so that no product is denormal; NaN for NaN.
+// 2^x for x < 100 with a relative error of 6e-7; 0 below -100, so that no product is denormal; NaN for NaN. By a table
+// and a short series, since beside tiles multiplications have one port only.
 inline Vec exp2_or_zero(Vec x) {
   const __mmask16 kept = _mm512_cmp_ps_mask(x.value, _mm512_set1_ps(-100.0f), _CMP_NLT_UQ);
-  // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
-  const Vec shifted = x + broadcast(12582912.0f);
-  const Vec r = x - (shifted - broadcast(12582912.0f));
-  Vec series = broadcast(0.009782912637829407f);
-  series = fma(series, r, broadcast(0.05597688363046096f));
-  series = fma(series, r, broadcast(0.24020711076623094f));
-  series = fma(series, r, broadcast(0.6931136044034354f));
-  series = fma(series, r, broadcast(1.0f));
-  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted.value), 23);
-  return {_mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, _mm512_castps_si512(series.value), exponent))};
+  // Adding 1.5 * 2^19 rounds to sixteenths, whose number is then in the low bits.
+  const Vec shifted = x + broadcast(786432.0f);
+  const Vec r = x - (shifted - broadcast(786432.0f));
+  const __m512i sixteenths = _mm512_castps_si512(shifted.value);
+  // 2^(i / 16), less what i adds to the bits below the exponent.
+  const __m512i powers = _mm512_sub_epi32(
+      _mm512_castps_si512(_mm512_setr_ps(1.0f, 1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f,
+                                         1.29683959f, 1.35425556f, 1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f,
+                                         1.68179286f, 1.75625217f, 1.83400810f, 1.91520655f)),
+      _mm512_slli_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 19));
+  const Vec power = {_mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_permutexvar_epi32(sixteenths, powers), _mm512_slli_epi32(sixteenths, 19)))};
+  const Vec series = fma(broadcast(0.24022643f), r, broadcast(0.69318771f));
+  return {_mm512_maskz_fmadd_ps(kept, (power * r).value, series.value, power.value)};
 }
 
 // Elements of two rows as pairs.
@@ -492,7 +500,7 @@ class Weighing {
   [[gnu::always_inline]] void start(const KeyChunk& chunk, float* scores, bfloat16* weights, Scale&& scale) {
     scores_ = scores;
     weights_ = weights;
-    next_ = 0;
+    next_[0] = next_[1] = 0;
     for (int half = 0; half < 2; ++half) {
       const Vec largest = finish_scores(chunk, half);
       Vec maximum = (largest - origin_[half]) * factor_;
@@ -522,36 +530,34 @@ class Weighing {
     }
   }
 
-  // The parts of the work: 2 keys of all rows.
+  // The parts of the work for either half of the rows: 2 keys.
   static constexpr int64_t kParts = kKeyChunk / 2;
 
-  [[gnu::always_inline]] void do_part() {
-    if (next_ == kParts) return;
-    const float* scores = scores_ + 2 * next_ * kAcceleratedRows;
-    bfloat16* pairs = weights_ + next_ * 32;
-    const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(kOne));
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const float* even_scores = scores + half * kWidth;
-      Vec even = load(even_scores, Full{});
-      Vec odd = load(even_scores + kAcceleratedRows, Full{});
-      if (__builtin_expect(shifted_, 0)) {
-        even = even - origin_[half];
-        odd = odd - origin_[half];
-      }
-      even = exp2_or_zero(fma(even, factor_, negative_base_[half]));
-      odd = exp2_or_zero(fma(odd, factor_, negative_base_[half]));
-      sum_[half] = sum_[half] + (even + odd);
-      const __m512i both = pairs_of(even, odd);
-      rounded_sum_[half].value = _mm512_dpbf16_ps(rounded_sum_[half].value, reinterpret_cast<__m512bh>(both), ones);
-      _mm512_store_si512(pairs + half * 512, both);
+  template <int kHalf>
+  [[gnu::always_inline]] void do_part(std::integral_constant<int, kHalf>) {
+    int64_t& part = next_[kHalf];
+    if (part == kParts) return;
+    const float* even_scores = scores_ + 2 * part * kAcceleratedRows + kHalf * kWidth;
+    Vec even = load(even_scores, Full{});
+    Vec odd = load(even_scores + kAcceleratedRows, Full{});
+    if (__builtin_expect(shifted_, 0)) {
+      even = even - origin_[kHalf];
+      odd = odd - origin_[kHalf];
     }
-    ++next_;
+    even = exp2_or_zero(fma(even, factor_, negative_base_[kHalf]));
+    odd = exp2_or_zero(fma(odd, factor_, negative_base_[kHalf]));
+    sum_[kHalf] = sum_[kHalf] + (even + odd);
+    const __m512i pairs = pairs_of(even, odd);
+    const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(kOne));
+    rounded_sum_[kHalf].value = _mm512_dpbf16_ps(rounded_sum_[kHalf].value, reinterpret_cast<__m512bh>(pairs), ones);
+    _mm512_store_si512(weights_ + kHalf * 512 + part * 32, pairs);
+    ++part;
   }
 
   // Does what is left.
   void finish() {
-    while (next_ < kParts) do_part();
+    while (next_[0] < kParts) do_part(std::integral_constant<int, 0>());
+    while (next_[1] < kParts) do_part(std::integral_constant<int, 1>());
   }
 
   void store_state(const TileState& state) const {
@@ -643,7 +649,7 @@ class Weighing {
   const Vec factor_;
   float* scores_ = nullptr;
   bfloat16* weights_ = nullptr;
-  int64_t next_ = 0;
+  int64_t next_[2] = {};  // part of either half
   bool shifted_ = false;  // whether an origin is not 0
   Vec origin_[2];
   Vec base_[2];  // of scores less their origin, in units of log 2
@@ -737,7 +743,7 @@ void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_
     const Rows keys = head.keys_of_chunk(chunk.index);
     Products::multiply(keys.data, keys.stride, kPackedDim, state.queries, steps, false, scores, between);
   };
-  const auto idle = [] {};
+  const auto idle = [](auto) {};
   KeyChunk chunks[2];
   Run runs[2];
   for (int i = 0; i < 2; ++i) runs[i].weights = memory.weights[i];
@@ -781,9 +787,11 @@ void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_
     const int64_t pauses = Products::kPauses * ((next.exists ? steps : 0) + due * complete.chunks);
     const int64_t parts = pauses == 0 ? 0 : ceil_div(Weighing::kParts, pauses);
     coming_bias.start((chunk.index + kBiasAhead + (bias_from_rows ? 0 : 1)) * kKeyChunk, kKeyChunk, pauses);
-    const auto work = [&]() __attribute__((always_inline)) {
-      for (int64_t part = 0; part < parts; ++part) weighing.do_part();
-      coming_bias.fetch_some();
+    const auto work = [&](auto half) __attribute__((always_inline)) {
+      weighing.do_part(half);
+      // Apart, since a loop that runs once takes registers from the tiles' addresses.
+      for (int64_t part = 1; __builtin_expect(part < parts, 0); ++part) weighing.do_part(half);
+      if constexpr (decltype(half)::value == 1) coming_bias.fetch_some();
     };
     if (next.exists) multiply_keys(next, memory.scores[1 - turn], work);
     if (due > 0) {

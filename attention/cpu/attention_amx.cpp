@@ -1,6 +1,8 @@
 #include "common/cpu/isa.h"
 
 #if RUDNN_X86_ISAS
+#include <type_traits>
+
 #include "common/cpu/amx.h"
 #include "cpu/attention.h"
 
@@ -21,12 +23,12 @@ struct Products {
     Session& operator=(const Session&) = delete;
   };
 
-  // Calls of a function for each step: one for each half of the rows.
+  // One for each 16 rows.
   static constexpr int64_t kPauses = 2;
 
   static void multiply(const bfloat16* left, int64_t row_stride, int64_t step_stride, const bfloat16* right,
                        int64_t steps, bool add, float* result) {
-    multiply(left, row_stride, step_stride, right, steps, add, result, [] {});
+    multiply(left, row_stride, step_stride, right, steps, add, result, [](auto) {});
   }
   template <class Between>
   [[gnu::always_inline]] static void multiply(const bfloat16* left, int64_t row_stride, int64_t step_stride,
@@ -47,10 +49,11 @@ struct Products {
         const bfloat16* columns = right + step * 2 * kTileSize;
         _tile_stream_loadd(2, half_left + step * step_stride, 2 * row_stride);
         _tile_loadd(3, columns, 64);
+        between(std::integral_constant<int, 0>());
         _tile_dpbf16ps(0, 2, 3);
         _tile_loadd(3, columns + kTileSize, 64);
+        between(std::integral_constant<int, 1>());
         _tile_dpbf16ps(1, 2, 3);
-        between();
       }
       _tile_stored(0, half_result, kResultBytes);
       _tile_stored(1, half_result + 16, kResultBytes);
