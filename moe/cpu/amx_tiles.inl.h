@@ -25,18 +25,21 @@ struct RightTiles {
   bool streamed = false;
 };
 
-// Rows [first, last) of two left tiles that another product will need soon.
+// Rows [first, last) of two left tiles that another product will need soon, fetched from a step of this one on.
 struct ComingRows {
   const bfloat16* data0 = nullptr;
   const bfloat16* data1 = nullptr;
   int64_t row_stride = 0;
   int64_t first = 0;
   int64_t last = 0;
+  int64_t first_step = 0;
 
   void fetch(int64_t step) const {
+    if (step < first_step) return;
+    const int64_t column = (step - first_step) * kDepth;
     for (int64_t row = first; row < last; ++row) {
-      __builtin_prefetch(data0 + row * row_stride + step * kDepth, 0, 2);
-      __builtin_prefetch(data1 + row * row_stride + step * kDepth, 0, 2);
+      __builtin_prefetch(data0 + row * row_stride + column, 0, 2);
+      __builtin_prefetch(data1 + row * row_stride + column, 0, 2);
     }
   }
 };
@@ -110,19 +113,19 @@ inline void add_product(const LeftTiles& left0, const LeftTiles& left1, const Ri
     const bfloat16* b = right.data + step * right.step_stride;
     load_right(b, right);
     load_left(a0, left0.streamed);
+    between();
     _tile_dpbf16ps(0, 4, 5);
     if constexpr (kTwo) {
       load_right(b + kTileSize, right);
       _tile_dpbf16ps(1, 4, 5);
     }
     load_left(a1, left1.streamed);
+    coming.fetch(step);
     if constexpr (kTwo) {
       _tile_dpbf16ps(3, 4, 5);
       load_right(b, right);
     }
     _tile_dpbf16ps(2, 4, 5);
-    coming.fetch(step);
-    between();
   }
 }
 

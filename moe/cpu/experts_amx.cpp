@@ -107,16 +107,18 @@ struct UnitWeights {
 // Steps of a unit's weights that the first cache holds, 2 KiB each, besides what passes through.
 inline constexpr int64_t kCachedSteps = 16;
 
-// Up to so many rows of a group its own loads of weights are as fast as the memory, and fetching ahead is in their way.
-inline constexpr int64_t kUnfetchedRows = 8;
+// Steps of the next unit's weights that the only block of a group fetches while it finishes: its own loads are as fast
+// as the memory, and fetching more is in their way.
+inline constexpr int64_t kStepsAhead = 2;
 
-// What a block fetches of the weights of the unit that comes next, if there is one, so that the blocks of a group share
-// the waiting.
-inline ComingRows coming_rows(const UnitWeights* next, const ExpertGroup& group, int64_t block) {
-  if (next == nullptr || group.end - group.begin <= kUnfetchedRows) return {};
+// What a block fetches of the weights of the unit that comes next, if there is one. Several blocks of a group, which
+// load the same weights, share the waiting for all of them.
+inline ComingRows coming_rows(const UnitWeights* next, const ExpertGroup& group, int64_t block, int64_t steps) {
+  if (next == nullptr) return {};
   const int64_t blocks = block_count(group);
   const int64_t part = block - group.first_block;
-  return {next->left0.data, next->left1.data, next->left0.row_stride, 16 * part / blocks, 16 * (part + 1) / blocks};
+  return {next->left0.data,   next->left1.data,         next->left0.row_stride,
+          16 * part / blocks, 16 * (part + 1) / blocks, blocks == 1 ? larger(steps - kStepsAhead, 0) : 0};
 }
 
 // Tiles as wide as a group needs.
@@ -296,7 +298,7 @@ void experts_activated(const ExpertsArgs& args, int64_t begin, int64_t end) {
     for (int64_t block = group.first_block; block < group.first_block + block_count(group); ++block) {
       const BlockRows rows = rows_of(group, block);
       multiply(weights, rows, several_blocks, block_of(args.packed_input, block, args.hidden), steps,
-               coming_rows(has_next ? &next : nullptr, group, block), [&] { leftover.do_one(store_part); });
+               coming_rows(has_next ? &next : nullptr, group, block, steps), [&] { leftover.do_one(store_part); });
       leftover.do_all(store_part);
       store_sums(rows.count > 16, sums);
       pending = {rows, unit * kFeatures, weights.left0.rows, block_of(args.activated, block, args.intermediate)};
@@ -339,7 +341,7 @@ void experts_output(const ExpertsArgs& args, int64_t begin, int64_t end) {
         const BlockRows rows = rows_of(group, block);
         if (args.sums != nullptr) prefetch_sums(args, {rows, feature});
         multiply(weights, rows, several_blocks, block_of(args.activated, block, args.intermediate), steps,
-                 coming_rows(has_next ? &next : nullptr, group, block), [&] { leftover.do_one(store_part); });
+                 coming_rows(has_next ? &next : nullptr, group, block, steps), [&] { leftover.do_one(store_part); });
         leftover.do_all(store_part);
         store_sums(rows.count > 16, sums);
         pending = {rows, feature};
