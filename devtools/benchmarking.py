@@ -57,13 +57,17 @@ class Effort:
 
     rounds: int
     sample_seconds: float
-    """The least time of one sample; faster calls are repeated to fill it."""
+    """The least time of one sample; faster calls are repeated to fill it.
+
+    Milliseconds pass until a core has recovered from what ran before: after a large matrix product even a sum over
+    memory takes half as long again. A shorter sample compares what the contenders leave behind.
+    """
     case_seconds: float
     """About what one case may take; slow calls get fewer rounds, but never fewer than five."""
 
 
 QUICK = Effort(rounds=11, sample_seconds=5e-4, case_seconds=0.5)
-THOROUGH = Effort(rounds=61, sample_seconds=2e-3, case_seconds=0.6)
+THOROUGH = Effort(rounds=61, sample_seconds=1e-2, case_seconds=1.5)
 
 _LEAST_ROUNDS = 5
 _WARM_UP_CALLS = 3
