@@ -216,6 +216,7 @@ void attention_tiles(const AttentionArgs& args, float* scratch, int64_t begin, i
       };
       attend_to_split(true);
       if (!all_finite({memory.output, memory.value_dim}, tile.rows(), memory.value_dim)) attend_to_split(false);
+      // Weights are not rounded.
       store_results<T>(args, tile, split, memory.output, memory.value_dim, memory.maximum, memory.sum, memory.sum);
     }
   });

@@ -1,9 +1,9 @@
 // Attention by products of bfloat16 pairs. Include after a struct Products with
 //
 //   Session           what a thread must have while it multiplies
-//   kPauses           how often multiply() pauses in a step
-//   multiply          32 rows of a left operand by 32 columns of a right one; in a pause it calls between(half), for
-//                     what else is to be done, with the std::integral_constant 0 and then 1
+//   kPauses           how many pairs of pauses multiply() makes in a step
+//   multiply          32 rows of a left operand by 32 columns of a right one; in a pair of pauses it calls
+//                     between(std::integral_constant<int, 0>()) and then the same with 1, for what else is to be done
 //   multiply_narrow   32 rows by 16 columns
 //
 // of operands as common/cpu/amx.h lays them out: tile (i, step) of a left operand is 16 i rows and `step` times
@@ -267,7 +267,7 @@ struct TileState {
   float* origin = nullptr;       // of scores
   float* base = nullptr;         // what weights are relative to, in units of log 2 from the origin
   float* sum = nullptr;          // of the weights
-  float* rounded_sum = nullptr;  // of the weights as bfloat16: of a single key the output is its value
+  float* rounded_sum = nullptr;  // of the weights as the products have them: of one value the mean is that value
   bool has_output = false;
 };
 
@@ -477,7 +477,8 @@ class Weighing {
     return products_finite && !scoring.scoring.capped && !scoring.direct;
   }
 
-  // The state of rows of which there are but the sinks' scores, in `base` in units of log 2, and `sum`.
+  // The state of rows of which there are but the sinks' scores, in `base` in units of log 2, and `sum`. No product has
+  // a sink's weight, so that it is not rounded.
   static void start_rows(const SoftmaxScoring& scoring, const TileState& state) {
     const Vec factor = broadcast(scoring.factor);
     for (int64_t lane = 0; lane < kAcceleratedRows; lane += kWidth) {
@@ -486,8 +487,8 @@ class Weighing {
                             _mm512_cmp_ps_mask(abs(base).value, _mm512_set1_ps(kInfinity), _CMP_LT_OQ);
       store(state.origin + lane, Vec{_mm512_maskz_div_ps(far, base.value, factor.value)}, Full{});
       base.value = _mm512_mask_mov_ps(base.value, far, _mm512_setzero_ps());
-      const Vec weight = load(state.sum + lane, Full{}) * exp2_or_zero(base - round_up(base));
-      const Vec sum = where_less(base, broadcast(kLowest), broadcast(0.0f), weight);
+      const Vec scaled = load(state.sum + lane, Full{}) * exp2_or_zero(base - round_up(base));
+      const Vec sum = where_less(base, broadcast(kLowest), broadcast(0.0f), scaled);
       store(state.sum + lane, sum, Full{});
       store(state.rounded_sum + lane, sum, Full{});
       store(state.base + lane, round_up(base), Full{});
@@ -506,8 +507,11 @@ class Weighing {
       Vec maximum = (largest - origin_[half]) * factor_;
       const __mmask16 far = far_lanes(largest, maximum, half);
       if (far != 0) {
-        // Earlier weights vanish beside those of such a score.
-        const Vec power = {_mm512_mask_mov_ps(_mm512_set1_ps(1.0f), far, _mm512_setzero_ps())};
+        // What earlier weights are beside those of such a score. There are none where there was no base.
+        const __mmask16 weighed = far & _mm512_cmp_ps_mask(base_[half].value, _mm512_set1_ps(kLowest), _CMP_NLT_UQ);
+        const Vec earlier = exp2_or_zero(fma(origin_[half] - largest, factor_, base_[half]));
+        const Vec near = {_mm512_maskz_mov_ps(~far, _mm512_set1_ps(1.0f))};
+        const Vec power = {_mm512_mask_mov_ps(near.value, weighed, earlier.value)};
         scale_sums(half, power);
         scale(half, power);
         origin_[half].value = _mm512_mask_mov_ps(origin_[half].value, far, largest.value);
@@ -530,7 +534,7 @@ class Weighing {
     }
   }
 
-  // The parts of the work for either half of the rows: 2 keys.
+  // Of the work for each half of the rows; a part is 2 keys.
   static constexpr int64_t kParts = kKeyChunk / 2;
 
   template <int kHalf>
@@ -649,7 +653,7 @@ class Weighing {
   const Vec factor_;
   float* scores_ = nullptr;
   bfloat16* weights_ = nullptr;
-  int64_t next_[2] = {};  // part of either half
+  int64_t next_[2] = {};  // parts that are done, of each half
   bool shifted_ = false;  // whether an origin is not 0
   Vec origin_[2];
   Vec base_[2];  // of scores less their origin, in units of log 2
@@ -785,11 +789,11 @@ void start_tile(const AttentionProblem& problem, const RowTile& tile, bool with_
     // Of the blocks of the complete run, as many as keep pace.
     const int64_t due = complete.chunks == 0 ? 0 : run.chunks * blocks / kRunChunks - complete.blocks;
     const int64_t pauses = Products::kPauses * ((next.exists ? steps : 0) + due * complete.chunks);
-    const int64_t parts = pauses == 0 ? 0 : ceil_div(Weighing::kParts, pauses);
+    const int64_t parts = ceil_div(Weighing::kParts, larger(pauses, 1));
     coming_bias.start((chunk.index + kBiasAhead + (bias_from_rows ? 0 : 1)) * kKeyChunk, kKeyChunk, pauses);
     const auto work = [&](auto half) __attribute__((always_inline)) {
+      // The first apart: a loop, which most often runs once, takes registers from the tiles' addresses.
       weighing.do_part(half);
-      // Apart, since a loop that runs once takes registers from the tiles' addresses.
       for (int64_t part = 1; __builtin_expect(part < parts, 0); ++part) weighing.do_part(half);
       if constexpr (decltype(half)::value == 1) coming_bias.fetch_some();
     };
@@ -1188,6 +1192,7 @@ void attention_few(const AttentionArgs& args, float* scratch, int64_t begin, int
     const RowTile tile = row_tile(problem, kFewRows, head / problem.key_heads, head % problem.key_heads, 0);
     const auto attend_from = tile.rows() == 1 ? attend_one : attend_few;
     attend_from(problem, tile, split * args.split_keys, (split + 1) * args.split_keys, args.splits == 1, memory);
+    // Weights are not rounded.
     store_results<bfloat16>(args, tile, split, memory.output, memory.value_dim, memory.maximum, memory.sum, memory.sum);
   }
 }

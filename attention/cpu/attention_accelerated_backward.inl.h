@@ -179,7 +179,9 @@ inline void differentiate_lanes(const SoftmaxScoring& scoring, Addends addends, 
       score = scoring.finish(product, addends, tile.addends + key * kGradRows + row);
     if (lane_keys != nullptr) score = keep_in_range(score, key, first, last);
     // Subtracted first: of large scores products with the logarithm are too coarse.
-    const Vec probability = exp2_or_zero((score * unit - lse) * broadcast(kLog2E));
+    const Vec exponent = (score * unit - lse) * broadcast(kLog2E);
+    // Large scores can exceed their logarithm, if it comes from sums in another order. NaN stays.
+    const Vec probability = exp2_or_zero({_mm512_min_ps(_mm512_setzero_ps(), exponent.value)});
     // NaN takes part.
     const __mmask16 taking_part = _mm512_cmp_ps_mask(probability.value, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     Vec slope = probability;

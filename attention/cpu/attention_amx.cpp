@@ -23,7 +23,7 @@ struct Products {
     Session& operator=(const Session&) = delete;
   };
 
-  // One for each 16 rows.
+  // A pair for each 16 rows of the left operand.
   static constexpr int64_t kPauses = 2;
 
   static void multiply(const bfloat16* left, int64_t row_stride, int64_t step_stride, const bfloat16* right,
@@ -49,6 +49,7 @@ struct Products {
         const bfloat16* columns = right + step * 2 * kTileSize;
         _tile_stream_loadd(2, half_left + step * step_stride, 2 * row_stride);
         _tile_loadd(3, columns, 64);
+        // Between loads and the product that waits for them, so that neither tiles nor vectors are idle meanwhile.
         between(std::integral_constant<int, 0>());
         _tile_dpbf16ps(0, 2, 3);
         _tile_loadd(3, columns + kTileSize, 64);

@@ -710,8 +710,8 @@ inline int64_t row_index(const AttentionProblem& problem, int64_t batch, int64_t
   return (batch * problem.heads + head) * problem.queries + query;
 }
 
-// Stores what a tile has of its rows: sums of weighted values, with the maximum of the scores, the sum of the weights,
-// and the sum of those weights as they were multiplied by the values, which may have been rounded.
+// Stores what a tile has of its rows: sums of weighted values, with the maximum of the scores and the sum of the
+// weights. multiplied_sum is the sum of the weights as they were rounded for the products, or `sum` itself.
 template <class T>
 void store_results(const AttentionArgs& args, const RowTile& tile, int64_t split, const float* sums, int64_t stride,
                    const float* maximum, const float* sum, const float* multiplied_sum) {
@@ -727,8 +727,9 @@ void store_results(const AttentionArgs& args, const RowTile& tile, int64_t split
     const int64_t part = split * problem.batch * problem.heads * problem.queries + index;
     args.split_maximum[part] = maximum[row];
     args.split_sum[part] = sum[row];
-    // The merge divides by the sum of the weights.
-    store_row(sums + row * stride, sum[row] * mean_factor(multiplied_sum[row]), dim, args.split_output + part * dim);
+    // The merge divides by the sum of the weights. The quotient of equal sums is exactly 1.
+    const float factor = multiplied_sum[row] == 0.0f ? 0.0f : sum[row] / multiplied_sum[row];
+    store_row(sums + row * stride, factor, dim, args.split_output + part * dim);
   });
 }
 
