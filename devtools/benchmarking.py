@@ -59,8 +59,8 @@ class Effort:
     sample_seconds: float
     """The least time of one sample; faster calls are repeated to fill it.
 
-    Milliseconds pass until a core has recovered from what ran before: after a large matrix product even a sum over
-    memory takes half as long again. A shorter sample compares what the contenders leave behind.
+    A core takes milliseconds to recover from what ran before: after a large matrix product even a sum over memory takes
+    half as long again. Contenders that are compared need longer samples than that; `QUICK` has not.
     """
     case_seconds: float
     """About what one case may take; slow calls get fewer rounds, but never fewer than five."""
@@ -150,6 +150,9 @@ def measure(case: Case, effort: Effort) -> Result:
             return Result(_without_tensors(case), failure=_first_line(error))
         left_out = {name: reason for name, call in case.peers.items() if (reason := _why_not(call, case.device))}
         peers = {name: call for name, call in case.peers.items() if name not in left_out}
+        if case.device != "cpu":
+            # Its clock times each call on its own.
+            effort = dataclasses.replace(effort, sample_seconds=min(effort.sample_seconds, 2e-3))
         seconds = alternate({OURS: case.ours, **peers}, effort, clock(case.device, case.bytes))
     # Rounded up to a power of two, so that cases of about one size share a measurement.
     copied = 1 << (max(case.bytes // 2, 1) - 1).bit_length()

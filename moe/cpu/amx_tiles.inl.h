@@ -25,14 +25,14 @@ struct RightTiles {
   bool streamed = false;
 };
 
-// Rows [first, last) of two left tiles that another product will need soon, fetched from a step of this one on.
+// Rows [first, last) of two left tiles that another product will need soon.
 struct ComingRows {
   const bfloat16* data0 = nullptr;
   const bfloat16* data1 = nullptr;
   int64_t row_stride = 0;
   int64_t first = 0;
   int64_t last = 0;
-  int64_t first_step = 0;
+  int64_t first_step = 0;  // of the running product, which fetches the first one of the coming product
 
   void fetch(int64_t step) const {
     if (step < first_step) return;
@@ -98,8 +98,8 @@ inline void load_right(const bfloat16* tile, const RightTiles& right) {
   }
 }
 
-// Adds the product of two rows of left tiles and `steps` right tiles, or twos of them where kTwo. While the tiles are
-// busy, between() runs once in each step, and rows of coming tiles are fetched.
+// Adds the product of two rows of left tiles and `steps` right tiles, or twos of them where kTwo. In each step
+// between() runs once and rows of coming tiles are fetched, both after loads of tiles, for which products wait.
 template <bool kTwo, class Between>
 inline void add_product(const LeftTiles& left0, const LeftTiles& left1, const RightTiles& right, int64_t steps,
                         const ComingRows& coming, Between&& between) {

@@ -111,14 +111,21 @@ inline constexpr int64_t kCachedSteps = 16;
 // as the memory, and fetching more is in their way.
 inline constexpr int64_t kStepsAhead = 2;
 
-// What a block fetches of the weights of the unit that comes next, if there is one. Several blocks of a group, which
-// load the same weights, share the waiting for all of them.
+// What a block fetches of the weights of the unit that comes next, if there is one: a part of the rows where several
+// blocks of a group load the same weights, and but the first steps, at its end, where it is the only one.
 inline ComingRows coming_rows(const UnitWeights* next, const ExpertGroup& group, int64_t block, int64_t steps) {
   if (next == nullptr) return {};
   const int64_t blocks = block_count(group);
   const int64_t part = block - group.first_block;
-  return {next->left0.data,   next->left1.data,         next->left0.row_stride,
-          16 * part / blocks, 16 * (part + 1) / blocks, blocks == 1 ? larger(steps - kStepsAhead, 0) : 0};
+  const int64_t rows = smaller(next->left0.rows, next->left1.rows);
+  ComingRows coming;
+  coming.data0 = next->left0.data;
+  coming.data1 = next->left1.data;
+  coming.row_stride = next->left0.row_stride;
+  coming.first = rows * part / blocks;
+  coming.last = rows * (part + 1) / blocks;
+  if (blocks == 1) coming.first_step = larger(steps - kStepsAhead, 0);
+  return coming;
 }
 
 // Tiles as wide as a group needs.
