@@ -706,7 +706,7 @@ template <class Between>
   }
 }
 
-// Multiplies a run's weights of one vector of rows by a power of 2.
+// Multiplies a run's weights of one vector of rows, by a power of 2 unless their origin changes.
 inline void scale_weights(const Run& run, int half, Vec power) {
   for (int64_t i = 0; i < run.chunks * kKeyChunk / 2; ++i) {
     bfloat16* pairs = run.weights + i / 16 * 1024 + half * 512 + i % 16 * 32;
