@@ -53,6 +53,7 @@ class Shape:
 
 
 SMALL = Shape(2, 4, 2, 5, 7, 16, 24)
+TILE_PAST_A_SPLIT = Shape(1, 2, 1, 10, 1100, 16, 24)
 
 
 def _small(id: str, *sizes: int):
@@ -90,7 +91,7 @@ SHAPES = [
     pytest.param(Shape(1, 1, 1, 9, 20, 513, 257), id="odd_wide_heads"),
     pytest.param(Shape(1, 1, 1, 3, 9, 1024, 1024), id="widest_heads"),
     pytest.param(Shape(1, 4, 1, 2, 2100, 40, 24), id="few_queries_of_several_splits"),
-    pytest.param(Shape(1, 2, 1, 10, 1100, 16, 24), id="tile_past_a_split"),
+    pytest.param(TILE_PAST_A_SPLIT, id="tile_past_a_split"),
 ]
 by_shape = pytest.mark.parametrize("shape", SHAPES)
 # Only the forward splits keys, on a GPU from 257 or 1025 on, takes them in parts, and has its own way with one query of

@@ -20,6 +20,7 @@ from operations import (
     F32,
     PLAIN,
     SMALL,
+    TILE_PAST_A_SPLIT,
     VARIANTS,
     WITH_GRADIENT_OF_ALL,
     Shape,
@@ -37,7 +38,6 @@ from operations import (
 )
 
 TILES = Shape(1, 2, 1, 70, 130, 16, 24)
-TILE_PAST_A_SPLIT = Shape(1, 2, 1, 10, 1100, 16, 24)
 
 by_size = pytest.mark.parametrize(
     "shape", [pytest.param(SMALL, id="small", marks=pytest.mark.small), pytest.param(TILES, id="tiles")]
